@@ -1,0 +1,1 @@
+"""Self-attention with relative position representations (Shaw, Uszkoreit and Vaswani, 2018)."""

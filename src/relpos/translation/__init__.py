@@ -1,0 +1,1 @@
+"""The translator: corpora, tokenizer, model, batching, training, generation and evaluation."""
