@@ -1,1 +1,9 @@
 """Self-attention with relative position representations (Shaw, Uszkoreit and Vaswani, 2018)."""
+
+from importlib.metadata import version
+
+from relpos.functional import explain_backends, relative_attention
+
+__all__ = ["__version__", "explain_backends", "relative_attention"]
+
+__version__ = version("relpos")

@@ -1,0 +1,18 @@
+"""Parallel text: reading it from files, data sets and catalogs, cleaning it, splitting without leaks."""
+
+from relpos.translation.corpora.cleaning import CleaningReport, CleaningRules, clean
+from relpos.translation.corpora.numbers import NumberLines
+from relpos.translation.corpora.source import Source
+from relpos.translation.corpora.splitting import split
+from relpos.translation.corpora.table import read_corpora, read_corpus
+
+__all__ = [
+    "CleaningReport",
+    "CleaningRules",
+    "NumberLines",
+    "Source",
+    "clean",
+    "read_corpora",
+    "read_corpus",
+    "split",
+]

@@ -1,0 +1,73 @@
+"""From checked inputs to the backend that computes them."""
+
+import torch
+from torch import Tensor
+
+from relpos import reference
+from relpos._inputs import Inputs
+from relpos.backends import BACKENDS
+from relpos.backends._backend import Backend, RunFunction
+
+
+class BackendTable(dict[str, list[str]]):
+    """The reasons against each backend, in the order in which they are tried; print it to read it."""
+
+    @property
+    def chosen(self) -> str | None:
+        """The first backend without a reason against it; None where each has one."""
+        return next((name for name, reasons in self.items() if not reasons), None)
+
+    def __str__(self) -> str:
+        lines = []
+        for name, reasons in self.items():
+            verdict = "; ".join(reasons) or ("chosen" if name == self.chosen else "fits, but comes later")
+            lines.append(f"{name}: {verdict}")
+        return "\n".join(lines)
+
+
+def explain(inputs: Inputs) -> BackendTable:
+    """The reasons against each backend."""
+    return BackendTable({backend.name: backend.why_not(inputs) for backend in BACKENDS})
+
+
+def dispatch(inputs: Inputs, name: str | None) -> tuple[Tensor, Tensor | None]:
+    """(out, lse) from the first backend that fits, or from the one that is named.
+
+    Raises:
+        ValueError: no backend has this name. NotImplementedError: no backend fits, or the named one does not.
+    """
+    if name == "reference":
+        return _run(reference.run, inputs)
+    backend = _first(inputs) if name is None else _named(inputs, name)
+    return _run(backend.run, inputs)
+
+
+def _first(inputs: Inputs) -> Backend:
+    for backend in BACKENDS:
+        if not backend.why_not(inputs):
+            return backend
+    raise NotImplementedError(f"no backend can run this attention:\n{explain(inputs)}")
+
+
+def _named(inputs: Inputs, name: str) -> Backend:
+    for backend in BACKENDS:
+        if backend.name == name:
+            reasons = backend.why_not(inputs)
+            if reasons:
+                raise NotImplementedError(
+                    f"backend {name!r} cannot run this attention:\n{BackendTable({name: reasons})}"
+                )
+            return backend
+    names = ", ".join([backend.name for backend in BACKENDS] + ["reference"])
+    raise ValueError(
+        f"backend must be None or one of {names}; got {name!r}. Leave it out to let relpos choose."
+    )
+
+
+def _run(run: RunFunction, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    # autocast would take the matrix products to low precision one by one; backends decide where sums are kept
+    kind = inputs.query.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return run(inputs)
+    return run(inputs)

@@ -1,0 +1,25 @@
+"""What a backend is: a name and two functions."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from relpos._inputs import Inputs
+
+RunFunction = Callable[[Inputs], tuple[Tensor, Tensor | None]]
+
+
+class Backend(NamedTuple):
+    """One way of computing attention.
+
+    Args:
+        name: what a user writes in `backend=`.
+        why_not: every reason why it cannot take these inputs; an empty list where it can.
+            A backend never drops a term.
+        run: (out, lse), lse None where it was not asked for.
+    """
+
+    name: str
+    why_not: Callable[[Inputs], list[str]]
+    run: RunFunction

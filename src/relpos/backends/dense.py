@@ -1,0 +1,134 @@
+"""Attention with the logits in full, [batch, heads, query, key], from plain torch operations on any device.
+
+The paper's efficient form (section 3.3) without its [query, key, dim] tensor: query times the rows of rel_k,
+then a gather; weights summed for each row of rel_v, then times the rows. In shapes, group = batch * heads.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from relpos._inputs import Inputs, can_look_at
+from relpos.masks import combine_masks, key_mask, merge_masks
+from relpos.positions import label_table
+
+
+def why_not(inputs: Inputs) -> list[str]:
+    """Always empty: dense takes everything that the checks let through."""
+    return []
+
+
+def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """(out, lse); lse is None where it was not asked for."""
+    query, key, value = _grouped(inputs)
+    rel_k, rel_v, labels = _reached(inputs)
+    bias, is_empty = _masks(inputs)
+
+    logits = _logits(inputs, query, key, rel_k, labels, bias)  # [batch, heads, query, key]
+    weights = torch.softmax(logits, -1)
+    if inputs.dropout_p > 0:
+        weights = F.dropout(weights, inputs.dropout_p)
+    out = _out(weights, value, rel_v, labels)  # [batch, heads, query, d_v]
+    lse = torch.logsumexp(logits, -1) if inputs.return_lse else None  # [batch, heads, query]
+    if is_empty is not None:
+        out = out.masked_fill(is_empty, 0.0)
+        lse = None if lse is None else lse.masked_fill(is_empty.squeeze(-1), float("-inf"))
+    return out.to(inputs.query.dtype), lse
+
+
+def _grouped(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Query [group, query, d_k], key [group, key, d_k], value [group, key, d_v], in the dtype of the sums."""
+    dtype = inputs.compute_dtype
+    query, key, value = inputs.query.to(dtype), inputs.key.to(dtype), inputs.value.to(dtype)
+    if inputs.key_lengths is not None and not (_is_known_finite(key) and _is_known_finite(value)):
+        # zeros, because NaN times a weight of 0 is NaN, forward and backward
+        is_absent = ~key_mask(inputs.key_lengths, key.shape[2]).mT  # [batch, 1, key, 1]
+        key, value = key.masked_fill(is_absent, 0.0), value.masked_fill(is_absent, 0.0)
+    if inputs.num_groups > 1:
+        key, value = (x.repeat_interleave(inputs.num_groups, dim=1) for x in (key, value))
+    return (query * inputs.scale).flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+
+
+def _is_known_finite(x: Tensor) -> bool:
+    # one sum is far cheaper than filling; where it overflows the answer is no, which is right as well
+    total = x.detach().sum()
+    return can_look_at(total) and bool(total.isfinite())
+
+
+def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The rows of each table that a pair may use, and labels [batch, heads, query, key] into those rows."""
+    batch, heads, num_queries, _ = inputs.query.shape
+    num_keys = inputs.key.shape[2]
+    first, last = _reach(inputs)
+    labels = label_table(num_queries, num_keys, inputs.query_start, -first, last, inputs.query.device)
+    if labels.dim() == 3:
+        labels = labels[:, None]  # [batch, 1, query, key]
+    rel_k, rel_v = (
+        None if x is None else x.to(inputs.compute_dtype).narrow(-2, first + inputs.left, last - first + 1)
+        for x in (inputs.rel_k, inputs.rel_v)
+    )
+    return rel_k, rel_v, labels.expand(batch, heads, num_queries, num_keys)
+
+
+def _reach(inputs: Inputs) -> tuple[int, int]:
+    """The first and the last distance for which a row is needed, clipped to the tables."""
+    start, num_queries, num_keys = inputs.query_start, inputs.query.shape[2], inputs.key.shape[2]
+    first, last = -inputs.left, inputs.right
+    if inputs.is_causal:
+        last = 0
+    # a compiled graph serves every length, so it keeps the rows that only longer ones use
+    if not isinstance(start, Tensor) and not torch.compiler.is_compiling():
+        first = max(first, min(1 - num_queries - start, last))
+        last = min(last, max(num_keys - 1 - start, first))
+    # matrix products like a multiple of 8 rows better than fewer rows
+    first = max(-inputs.left, first - (first - last - 1) % 8)
+    last = min(inputs.right, last + (first - last - 1) % 8)
+    return first, last
+
+
+def _masks(inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
+    allowed, additive = combine_masks(
+        inputs.query.shape[2],
+        inputs.key.shape[2],
+        inputs.query_start,
+        attn_mask=inputs.attn_mask,
+        key_lengths=inputs.key_lengths,
+        is_causal=inputs.is_causal,
+        device=inputs.query.device,
+    )
+    bias, is_empty = merge_masks(allowed, additive, inputs.compute_dtype)
+    if is_empty is not None and can_look_at(is_empty) and not is_empty.any():
+        is_empty = None
+    return bias, is_empty
+
+
+def _logits(
+    inputs: Inputs, query: Tensor, key: Tensor, rel_k: Tensor | None, labels: Tensor, bias: Tensor | None
+) -> Tensor:
+    if rel_k is None:
+        logits = torch.bmm(query, key.mT).view(labels.shape)
+        return logits if bias is None else logits + bias
+    by_label = _times_rows(query, rel_k.mT, labels)  # [group, query, labels]
+    logits = by_label.view(*labels.shape[:3], rel_k.shape[-2]).gather(-1, labels)
+    if bias is not None:
+        logits.add_(bias)
+    return torch.baddbmm(logits.flatten(0, 1), query, key.mT).view(labels.shape)
+
+
+def _out(weights: Tensor, value: Tensor, rel_v: Tensor | None, labels: Tensor) -> Tensor:
+    by_key = weights.flatten(0, 1)  # [group, query, key]
+    if rel_v is None:
+        out = torch.bmm(by_key, value)
+    else:
+        by_label = weights.new_zeros(*weights.shape[:3], rel_v.shape[-2])
+        by_label = by_label.scatter_add_(-1, labels, weights).flatten(0, 1)  # [group, query, labels]
+        out = _times_rows(by_label, rel_v, labels).baddbmm_(by_key, value)
+    return out.view(*weights.shape[:3], value.shape[2])
+
+
+def _times_rows(x: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+    """x [group, query, a] times rows [a, c] or [heads, a, c]: [group, query, c]."""
+    if rows.dim() == 2:
+        return x @ rows
+    by_head = x.view(*labels.shape[:3], x.shape[2])  # [batch, heads, query, a]
+    return torch.einsum("bhna,hac->bhnc", by_head, rows).reshape(*x.shape[:2], rows.shape[2])

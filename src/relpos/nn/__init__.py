@@ -1,0 +1,12 @@
+"""Modules with relative positions, called like their counterparts in torch.nn."""
+
+from relpos.nn.attention import RelativeMultiheadAttention
+from relpos.nn.cache import KeyValueCache
+from relpos.nn.layers import RelativeTransformerDecoderLayer, RelativeTransformerEncoderLayer
+
+__all__ = [
+    "KeyValueCache",
+    "RelativeMultiheadAttention",
+    "RelativeTransformerDecoderLayer",
+    "RelativeTransformerEncoderLayer",
+]

@@ -1,0 +1,103 @@
+"""Batches by token budget over length buckets: little padding, the same for the same seed."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+
+class TokenBatches(Sampler[list[int]]):
+    """Lists of row numbers whose padded size stays within a budget.
+
+    Rows are sorted by length, rows of one length shuffled, the sequence cut, and the batches shuffled.
+    Since the sorted lengths never change, neither does the number of batches, so that an epoch can be
+    resumed in its middle. With several processes each gets every num_processes-th batch, and the first
+    batches are repeated until all have equally many.
+
+    Args:
+        lengths: tokens of each row, the longer side.
+        tokens_per_batch: rows times longest row, at most. A longer row stands alone.
+        seed: with the epoch, decides the order.
+        shuffle: False keeps rows sorted by length and every row once.
+        process, num_processes: which share of the batches this is.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        tokens_per_batch: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        process: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        self.lengths = torch.as_tensor(lengths, dtype=torch.long)
+        self.seed, self.shuffle, self.epoch = seed, shuffle, 0
+        self.process, self.num_processes = process, num_processes
+        self._cuts = _cut(self.lengths.sort().values.tolist(), tokens_per_batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Change the order to that of `epoch`."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        if not self.shuffle:
+            return len(range(self.process, len(self._cuts), self.num_processes))
+        return -(-len(self._cuts) // self.num_processes)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if not self.shuffle:
+            rows = self.lengths.sort(stable=True).indices.tolist()
+            batches = [rows[start:stop] for start, stop in self._cuts]
+            return iter(batches[self.process :: self.num_processes])
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator)
+        rows = order[self.lengths[order].sort(stable=True).indices].tolist()
+        batches = [rows[start:stop] for start, stop in self._cuts]
+        batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        missing = len(self) * self.num_processes - len(batches)
+        return iter((batches + batches[:missing])[self.process :: self.num_processes])
+
+
+def _cut(sorted_lengths: list[int], tokens_per_batch: int) -> list[tuple[int, int]]:
+    """Where batches start and stop in rows sorted by length."""
+    cuts, start = [], 0
+    for row, length in enumerate(sorted_lengths):
+        if row > start and (row + 1 - start) * length > tokens_per_batch:
+            cuts.append((start, row))
+            start = row
+    if start < len(sorted_lengths):
+        cuts.append((start, len(sorted_lengths)))
+    return cuts
+
+
+class EpochLoader(DataLoader):
+    """A DataLoader that passes the epoch on to its batch sampler, as transformers' Trainer asks."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Change the order to that of `epoch`."""
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+class PairCollator:
+    """Pad rows of `input_ids` and `labels` to the longest of each: ids, mask, labels (-100 where padded)."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        source = _pad([row["input_ids"] for row in rows], self.pad_token_id)
+        lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+        mask = torch.arange(source.shape[1]) < lengths[:, None]
+        return {
+            "input_ids": source,
+            "attention_mask": mask.long(),
+            "labels": _pad([row["labels"] for row in rows], -100),
+        }
+
+
+def _pad(rows: list[list[int]], value: int) -> torch.Tensor:
+    tensors = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

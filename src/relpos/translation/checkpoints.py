@@ -1,0 +1,180 @@
+"""Folders that hold a model or a checkpoint: sealed when whole, verified when read.
+
+The seal is a file of sizes and SHA-256 sums, written last, so that a folder half-written, cut short or
+changed afterwards is never taken for a whole one. Weights are safetensors; nothing is unpickled here.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast
+
+from relpos.translation.config import RelposConfig
+from relpos.translation.errors import InputError
+from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.tokenizer import load_tokenizer
+
+_SEAL = "seal.json"
+_WEIGHTS = "model.safetensors"
+
+
+def seal(folder: Path) -> None:
+    """Write down what `folder` holds; the last step of saving."""
+    sums = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _SEAL
+    }
+    draft = folder / f"{_SEAL}.part"
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump({"format": 1, "files": sums}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / _SEAL)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether saving `folder` came to its end."""
+    return (folder / _SEAL).is_file()
+
+
+def verify(folder: Path) -> None:
+    """Compare `folder` with its seal, if it has one.
+
+    Raises:
+        InputError: a file is missing, cut short or changed.
+    """
+    if not is_sealed(folder):
+        return
+    for name, expected in json.loads((folder / _SEAL).read_text("utf-8"))["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise InputError(f"{folder}: the file {name} is missing. Copy or train the model again.")
+        if path.stat().st_size != expected["bytes"]:
+            raise InputError(
+                f"{path}: {path.stat().st_size:,} bytes where {expected['bytes']:,} were saved; the file was "
+                "cut short or changed. Copy or train the model again."
+            )
+        if _sha256(path) != expected["sha256"]:
+            raise InputError(f"{path}: its content was changed after saving. Copy or train the model again.")
+
+
+def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a new folder and put it, sealed, in the place of `folder`; all or nothing."""
+    draft = folder.with_name(folder.name + ".part")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        write(draft)
+        seal(draft)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def find_model(folder: Path) -> Path:
+    """The model's own folder, given it or the folder of the run that trained it.
+
+    Raises:
+        InputError: there is no relpos model.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder. Give the folder of a model or of a training run.")
+    for place in (folder, folder / "model"):
+        config = place / "config.json"
+        if config.is_file():
+            kind = _model_type(config)
+            if kind != "relpos":
+                raise InputError(f"{place}: not a relpos model, its model_type is {kind!r}.")
+            return place
+    if (folder / "checkpoints").is_dir():
+        raise InputError(
+            f"{folder}: this run has no finished model yet. Finish it with --resume, or give one of its "
+            f"checkpoints: {', '.join(path.name for path in sealed_checkpoints(folder / 'checkpoints')) or 'none'}."
+        )
+    raise InputError(f"{folder}: not a model folder, there is no config.json in it.")
+
+
+def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrainedTokenizerFast]:
+    """The model in `folder` (or `folder`/model) in evaluation mode, and its tokenizer.
+
+    Raises:
+        InputError: not a relpos model, or damaged.
+    """
+    folder = find_model(folder)
+    verify(folder)
+    if not (folder / _WEIGHTS).is_file():
+        raise InputError(f"{folder}: the file {_WEIGHTS} is missing.")
+    try:
+        config = RelposConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"{folder / 'config.json'}: {str(error).strip().splitlines()[-1].strip()}") from error
+    try:
+        model, info = RelposForConditionalGeneration.from_pretrained(
+            folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise InputError(f"{folder / _WEIGHTS}: the weights cannot be read ({first}).") from error
+    faults = [
+        f"{word}: {', '.join(sorted(map(str, names))[:5])}"
+        for word, names in (
+            ("missing", info["missing_keys"]),
+            ("unknown", info["unexpected_keys"]),
+            ("of another shape", info["mismatched_keys"]),
+        )
+        if names
+    ]
+    if faults:
+        raise InputError(f"{folder / _WEIGHTS}: does not fit its config.json; weights {'; '.join(faults)}.")
+    return model.eval(), load_tokenizer(folder)
+
+
+def sealed_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in `folder`, oldest first."""
+    numbered = [
+        (int(path.name.rpartition("-")[2]), path)
+        for path in folder.glob("checkpoint-*")
+        if path.name.rpartition("-")[2].isdigit() and is_sealed(path)
+    ]
+    return [path for _, path in sorted(numbered)]
+
+
+def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean of each weight over the models in `folders`, summed in float64."""
+    total: dict[str, torch.Tensor] = {}
+    for folder in folders:
+        for name, weight in load_file(folder / _WEIGHTS).items():
+            total[name] = total[name] + weight.double() if name in total else weight.double()
+    return {name: (weight / len(folders)).float() for name, weight in total.items()}
+
+
+def write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Put `weights` in the place of those in `folder`."""
+    save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
+
+
+def _model_type(config: Path) -> str | None:
+    try:
+        return json.loads(config.read_text("utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        raise InputError(f"{config}: not a JSON object; the file is damaged.") from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        if hasattr(hashlib, "file_digest"):
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()

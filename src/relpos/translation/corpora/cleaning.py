@@ -1,0 +1,197 @@
+"""Cleaning parallel text: pairs that teach nothing, or something wrong, are dropped and counted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+
+from relpos.translation.corpora.skeleton import count_characters, count_words, placeholders, without_placeholders
+
+# raised whenever the rules judge a pair otherwise, so that older tables in a cache are not reused
+_VERSION = 1
+
+_KEEP = "keep"
+_DUPLICATE = "duplicate"
+# the order in which a pair is judged: the first reason counts
+_REASONS = (
+    _KEEP,
+    "empty side",
+    "equal sides",
+    "too few letters",
+    "matches drop_matching",
+    "placeholders differ",
+    "too many placeholders",
+    "length ratio",
+    "too long",
+    _DUPLICATE,
+)
+
+_REASON, _PAIR = "_reason", "_pair"
+
+# what the shorter side is granted on top of the ratio, since short texts differ most
+_SLACK = 15
+
+
+class CleaningRules(BaseModel):
+    """What a pair must be to be kept. Kept texts are in Unicode normal form C, words with single spaces."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    drop_equal: bool = Field(default=True, description="Drop pairs whose sides are equal, apart from case.")
+    drop_duplicates: bool = Field(default=True, description="Keep only the first of several equal pairs.")
+    match_placeholders: bool = Field(
+        default=True,
+        description="Drop pairs whose sides differ in placeholders, tags, entities: %s, {name}, <b>, &amp;.",
+    )
+    max_placeholders: int | None = Field(
+        default=None,
+        ge=0,
+        description="Drop pairs with more placeholders on a side; 0 keeps plain text only.",
+    )
+    max_ratio: float | None = Field(
+        default=3.0,
+        ge=1.0,
+        description="Drop pairs where one side has more than this many times the characters of the other "
+        f"and {_SLACK} more.",
+    )
+    max_words: PositiveInt | None = Field(default=200, description="Drop pairs with more words on a side.")
+    drop_matching: str | None = Field(
+        default=None,
+        description="Drop pairs where a side holds a match of this regular expression, for example `https?://`.",
+    )
+    min_letters: float = Field(
+        default=0.4,
+        ge=0.0,
+        le=1.0,
+        description="Drop pairs where a side has a smaller share of letters, spaces left out.",
+    )
+
+    @field_validator("drop_matching")
+    @classmethod
+    def _is_regular_expression(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return pattern
+
+
+@dataclass(frozen=True)
+class CleaningReport:
+    """How many pairs were kept, and how many dropped for each reason; of several reasons the first counts."""
+
+    kept: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for a person."""
+        total = self.kept + sum(self.dropped.values())
+        lines = [f"{self.kept:,} of {total:,} pairs kept"]
+        return lines + [f"{count:,} dropped: {reason}" for reason, count in self.dropped.items()]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def clean(
+    dataset: datasets.Dataset, rules: CleaningRules | None = None, *, num_proc: int | None = None
+) -> tuple[datasets.Dataset, CleaningReport]:
+    """Return the pairs that keep the rules, in their order, and a report of the others.
+
+    Duplicates are found by a 64-bit hash of the pair, 8 bytes of memory each: of 100 million different pairs
+    one is taken for another's duplicate with a probability under 1 in 3,000.
+
+    Args:
+        dataset: with columns `source` and `target`; other columns are kept.
+        rules: default `CleaningRules()`.
+        num_proc: processes to judge with; default this one alone.
+    """
+    if not len(dataset):
+        return dataset, CleaningReport(kept=0)
+    rules = rules or CleaningRules()
+    name = f"clean {_VERSION} {dataset._fingerprint} {rules.model_dump_json()}"
+    judged = dataset.map(
+        _judge,
+        batched=True,
+        fn_kwargs={"rules": rules},
+        num_proc=num_proc,
+        features=datasets.Features(
+            {**dataset.features, _REASON: datasets.Value("int8"), _PAIR: datasets.Value("uint64")}
+        ),
+        new_fingerprint=hashlib.sha256(name.encode()).hexdigest()[:16],
+        desc="Cleaning",
+    )
+    marks = judged.select_columns([_REASON, _PAIR]).with_format("numpy")
+    reasons = np.array(marks[_REASON][:], dtype=np.int8)
+    if rules.drop_duplicates:
+        kept = np.flatnonzero(reasons == 0)
+        _, first = np.unique(np.asarray(marks[_PAIR][:])[kept], return_index=True)
+        is_repeated = np.ones(len(kept), dtype=bool)
+        is_repeated[first] = False
+        reasons[kept[is_repeated]] = _REASONS.index(_DUPLICATE)
+    counts = np.bincount(reasons, minlength=len(_REASONS)).tolist()
+    dropped = {reason: n for reason, n in zip(_REASONS, counts, strict=True) if n and reason != _KEEP}
+    table = judged.remove_columns([_REASON, _PAIR])
+    if dropped:
+        table = table.select(np.flatnonzero(reasons == 0))
+    return table, CleaningReport(kept=counts[0], dropped=dropped)
+
+
+def _judge(batch: Mapping[str, Sequence[str]], rules: CleaningRules) -> dict[str, Any]:
+    columns: dict[str, Any] = {"source": [], "target": [], _REASON: [], _PAIR: []}
+    for source, target in zip(batch["source"], batch["target"], strict=True):
+        source, target = _tidy(source), _tidy(target)
+        columns["source"].append(source)
+        columns["target"].append(target)
+        columns[_REASON].append(_REASONS.index(_reason(source, target, rules)))
+        # no tidy text holds a line feed
+        digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
+        columns[_PAIR].append(int.from_bytes(digest, "little"))
+    # without its dtype, pyarrow would take these for signed integers
+    columns[_PAIR] = np.array(columns[_PAIR], dtype=np.uint64)
+    return columns
+
+
+def _tidy(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _reason(source: str, target: str, rules: CleaningRules) -> str:
+    if not source or not target:
+        return "empty side"
+    if rules.drop_equal and source.casefold() == target.casefold():
+        return "equal sides"
+    if min(_letter_share(source), _letter_share(target)) < rules.min_letters:
+        return "too few letters"
+    if rules.drop_matching is not None and any(
+        re.search(rules.drop_matching, text) for text in (source, target)
+    ):
+        return "matches drop_matching"
+    if rules.match_placeholders or rules.max_placeholders is not None:
+        left, right = placeholders(source), placeholders(target)
+        if rules.match_placeholders and left != right:
+            return "placeholders differ"
+        if rules.max_placeholders is not None and max(left.total(), right.total()) > rules.max_placeholders:
+            return "too many placeholders"
+    lengths = count_characters(source), count_characters(target)
+    if rules.max_ratio is not None and max(lengths) > rules.max_ratio * min(lengths) + _SLACK:
+        return "length ratio"
+    if rules.max_words is not None and max(count_words(source), count_words(target)) > rules.max_words:
+        return "too long"
+    return _KEEP
+
+
+def _letter_share(text: str) -> float:
+    # placeholders are no signs of their own: a text of nothing else has no letters
+    signs = "".join(without_placeholders(text, "").split())
+    # L: letters; M: vowels and accents that are signs of their own
+    letters = sum(sign.isalpha() or unicodedata.category(sign)[0] == "M" for sign in signs)
+    return letters / len(signs) if signs else 0.0

@@ -1,0 +1,111 @@
+"""Pairs from a data set of the Hugging Face Hub, or from a local folder that `datasets` can read.
+
+Code that comes with a data set is never run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+from datasets.exceptions import DatasetsError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+from relpos.translation.corpora.readers import Pair, pick
+from relpos.translation.errors import InputError
+
+_TIMEOUT_SECONDS = 10
+
+
+def load(name: str, config: str | None, split: str, cache: Path) -> datasets.Dataset:
+    """Return one split of a data set, without code of its own.
+
+    Args:
+        name: a name on the Hub, or a folder: one that `save_to_disk` wrote, or one with csv, json or parquet
+            files.
+        config: the data set's configuration, where it has several.
+        split: the name of a split.
+        cache: folder for tables made from a local folder; those from the Hub lie where `datasets` keeps them.
+    Raises:
+        InputError: there is no such data set, configuration or split, or the Hub cannot be reached.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        raise InputError(
+            f"dataset: {name} is a file, and a name or a folder was expected; use tsv or jsonl for it."
+        )
+    if folder.is_dir():
+        return _load_folder(folder, config, split, cache)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(
+            f"dataset: the folder {name} does not exist (seen from {Path.cwd()}); check the path."
+        )
+    _check_on_hub(name)
+    return _load(name, config, split)
+
+
+def read_rows(rows: datasets.Dataset, name: str, fields: tuple[str, str]) -> Iterator[Pair]:
+    """Yield two fields of each row; `translation.en` looks into the column `translation`."""
+    for number, row in enumerate(rows, start=1):
+        where = f"dataset {name} row {number}"
+        yield pick(row, fields[0], where), pick(row, fields[1], where)
+
+
+def _load_folder(folder: Path, config: str | None, split: str, cache: Path) -> datasets.Dataset:
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        try:
+            saved = datasets.load_from_disk(str(folder))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"dataset: the folder {folder} cannot be read ({_first_line(error)})."
+            ) from error
+        if isinstance(saved, datasets.Dataset):
+            return saved
+        if split not in saved:
+            raise InputError(f"dataset: {folder} has no split {split!r}{_nearest(split, list(saved))}.")
+        return saved[split]
+    return _load(str(folder), config, split, cache_dir=str(cache))
+
+
+def _load(name: str, config: str | None, split: str, **options: Any) -> datasets.Dataset:
+    try:
+        return datasets.load_dataset(name, config, split=split, **options)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        of_config = f", configuration {config}" if config else ""
+        raise InputError(
+            f"dataset: {name}{of_config}, split {split} cannot be loaded: {_first_line(error)}"
+        ) from error
+
+
+def _check_on_hub(name: str) -> None:
+    """Fail at once where `load_dataset` would try for half a minute; what lies in its cache may be loaded."""
+    if (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir():
+        return
+    try:
+        huggingface_hub.HfApi().dataset_info(name, timeout=_TIMEOUT_SECONDS)
+    except RepositoryNotFoundError as error:
+        raise InputError(
+            f"dataset: the Hugging Face Hub has no data set {name!r} that you may read; check the name, "
+            "or log in with `hf auth login`."
+        ) from error
+    except HfHubHTTPError as error:
+        raise InputError(f"dataset: the Hugging Face Hub refused {name!r}: {_first_line(error)}") from error
+    except Exception as error:
+        # the kinds of connection errors depend on the HTTP client that huggingface_hub uses
+        raise InputError(
+            f"dataset: {name!r} is neither a local folder nor in the cache, and the Hugging Face Hub "
+            f"cannot be reached ({type(error).__name__}); check the name and the network."
+        ) from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; the nearest is {nearest[0]!r}" if nearest else f"; it has {', '.join(known)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

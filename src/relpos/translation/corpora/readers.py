@@ -1,0 +1,112 @@
+"""Pairs from files: tab-separated lines, two line-aligned files, JSON lines."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from relpos.translation.corpora.textfile import read_lines
+from relpos.translation.errors import InputError
+
+Pair = tuple[str, str]
+
+
+def read_tsv(path: Path, columns: tuple[int, int] = (0, 1)) -> Iterator[Pair]:
+    """Yield two columns of a tab-separated file; blank lines are skipped, further columns ignored."""
+    needed = max(columns) + 1
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        cells = line.split("\t")
+        if len(cells) == 1:
+            raise InputError(f"{path} line {number} has no tab; each line must be `source TAB target`.")
+        if len(cells) < needed:
+            raise InputError(
+                f"{path} line {number} has {len(cells)} columns and columns {list(columns)}, counted from 0, "
+                f"need {needed}; mend the line or choose other columns."
+            )
+        yield cells[columns[0]], cells[columns[1]]
+
+
+def read_aligned(source: Path, target: Path) -> Iterator[Pair]:
+    """Yield the lines of two files side by side; both must have the same number of lines."""
+    lines = zip_longest(read_lines(source), read_lines(target))
+    for number, (left, right) in enumerate(lines, start=1):
+        if left is None or right is None:
+            longer = number + sum(1 for _ in lines)
+            counts = (number - 1, longer) if left is None else (longer, number - 1)
+            raise InputError(
+                f"{source} has {counts[0]} lines and {target} has {counts[1]}; "
+                "line-aligned files need equally many, so find the line where they part."
+            )
+        yield left, right
+
+
+def read_jsonl(path: Path, fields: tuple[str, str] = ("source", "target")) -> Iterator[Pair]:
+    """Yield two fields of the JSON object on each line; blank lines are skipped.
+
+    Args:
+        fields: names of the source and the target; `translation.en` looks into the object `translation`.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{where} is not JSON: {error.msg} at column {error.colno}; each line must be one object."
+            ) from error
+        if not isinstance(record, dict):
+            raise InputError(
+                f"{where} is not a JSON object but {_json_kind(record)}; each line must be one object."
+            )
+        yield pick(record, fields[0], where), pick(record, fields[1], where)
+
+
+def pick(record: Mapping[str, Any], field: str, where: str) -> str:
+    """Return the text of a field, plain or dotted.
+
+    Raises:
+        InputError: there is no such field (the nearest name is told), or it holds no text.
+    """
+    value = record[field] if field in record else _descend(record, field, where)
+    if not isinstance(value, str):
+        raise InputError(
+            f"{where}: field {field!r} must hold text and holds {_json_kind(value)}; choose another field."
+        )
+    return value
+
+
+def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
+    value: Any = record
+    for part in field.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise InputError(f"{where} has no field {field!r}{_nearest(field, _names(record))}.")
+        value = value[part]
+    return value
+
+
+def _names(record: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in record.items():
+        yield prefix + name
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if nearest:
+        return f"; the nearest is {nearest[0]!r}"
+    return f"; it has {', '.join(known[:10])}" if known else "; it is empty"
+
+
+def _json_kind(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

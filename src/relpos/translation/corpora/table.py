@@ -1,0 +1,141 @@
+"""A corpus as a memory-mapped table with the columns `source` and `target`, kept under a cache folder.
+
+The table's name in the cache is a hash of what it was made from (the specification; path, size and time of
+each file), so an unchanged corpus is read once and a changed one again. `datasets` writes into an unfinished
+folder and renames it when whole, so a kill leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.exceptions import DatasetGenerationError
+
+from relpos.translation.corpora.catalogs import find_catalogs, read_catalogs
+from relpos.translation.corpora.hub import load, read_rows
+from relpos.translation.corpora.numbers import write_numbers
+from relpos.translation.corpora.readers import read_aligned, read_jsonl, read_tsv
+from relpos.translation.corpora.source import Source
+from relpos.translation.corpora.textfile import check_is_file
+from relpos.translation.errors import InputError
+
+# raised whenever the readers change what they yield, so that older tables are not reused
+_READERS_VERSION = 1
+
+_FIELDS = ("source", "target")
+
+
+def read_corpus(source: Source, source_language: str, target_language: str, cache: Path) -> datasets.Dataset:
+    """Read one corpus into a memory-mapped table with the columns `source` and `target`.
+
+    Texts are in Unicode normal form C, without surrounding white space. Nothing is left out here; see
+    `clean`.
+
+    Args:
+        source: where the pairs come from; `numbers` adds a column `items`, how many numbers the line holds.
+        source_language, target_language: tags such as `en`, `de` or `de-AT`.
+        cache: folder for the tables; made where missing.
+    Raises:
+        InputError: the corpus cannot be read, or has no pair.
+    """
+    opened = _open(source, source_language, target_language, cache)
+    spec = source.model_dump(mode="json", exclude_none=True)
+    key = json.dumps([_READERS_VERSION, spec, source_language, target_language, opened.key], sort_keys=True)
+    columns = {"source": "string", "target": "string"} | ({"items": "int32"} if source.numbers else {})
+
+    def rows() -> Iterator[dict[str, Any]]:
+        count = 0
+        for left, right, *items in islice(opened.pairs(), source.limit):
+            count += 1
+            values = (_normal(left), _normal(right), *items)
+            yield dict(zip(columns, values, strict=True))
+        if not count:
+            raise InputError(f"the corpus {source} has no pair in it; check that it is the right one.")
+
+    try:
+        return datasets.Dataset.from_generator(
+            rows,
+            features=datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()}),
+            cache_dir=str(cache),
+            fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
+        )
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        raise
+
+
+def read_corpora(
+    sources: Sequence[Source], source_language: str, target_language: str, cache: Path
+) -> datasets.Dataset:
+    """Read corpora one after the other into one table with the columns `source` and `target`.
+
+    Raises:
+        InputError: there is no corpus, or one of them cannot be read.
+    """
+    if not sources:
+        raise InputError(
+            "no corpus is named; give at least one of tsv, files, jsonl, dataset, catalogs, numbers."
+        )
+    tables = [read_corpus(source, source_language, target_language, cache) for source in sources]
+    # only numbers have a third column, and it has no meaning for other text
+    return datasets.concatenate_datasets([table.select_columns(["source", "target"]) for table in tables])
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A corpus that was found: how to read it, and what changes when its text does."""
+
+    pairs: Callable[[], Iterator[tuple[Any, ...]]]
+    key: list[Any]
+
+
+def _open(source: Source, source_language: str, target_language: str, cache: Path) -> _Opened:
+    """Find a corpus without reading it; what is missing is told here."""
+    if source.tsv is not None:
+        path, columns = source.tsv, source.columns or (0, 1)
+        return _Opened(lambda: read_tsv(path, columns), _state([path]))
+    if source.files is not None:
+        left, right = source.files
+        return _Opened(lambda: read_aligned(left, right), _state([left, right]))
+    if source.jsonl is not None:
+        path, fields = source.jsonl, source.fields or _FIELDS
+        return _Opened(lambda: read_jsonl(path, fields), _state([path]))
+    if source.dataset is not None:
+        name, fields = source.dataset, source.fields or _FIELDS
+        loaded = load(name, source.config, source.split or "train", cache)
+        return _Opened(lambda: read_rows(loaded, name, fields), [loaded._fingerprint])
+    if source.catalogs is not None:
+        paths = find_catalogs(source.catalogs, source_language, target_language)
+        return _Opened(lambda: read_catalogs(paths, target_language), _state(paths))
+    assert source.numbers is not None
+    numbers = source.numbers
+    return _Opened(lambda: write_numbers(numbers, source_language, target_language), [_version("num2words")])
+
+
+def _state(paths: Sequence[Path]) -> list[Any]:
+    """Return path, size and time of each file, so that a changed one has another key."""
+    for path in paths:
+        check_is_file(path)
+    stats = [(path.resolve(), path.stat()) for path in paths]
+    return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text).strip()

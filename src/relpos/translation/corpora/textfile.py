@@ -1,0 +1,81 @@
+"""Lines of a text file, plain or gzipped, in UTF-8.
+
+Only a line feed ends a line: the signs that `str.splitlines` also breaks at (U+2028, form feed, ...) stay
+inside. What cannot be read is an `InputError` that names the file, the line and the byte.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from relpos.translation.errors import InputError
+
+_GZIP = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file without their ends; a byte-order mark and Windows line ends are
+    tolerated.
+
+    Args:
+        path: a file; gzip is recognised by its first two bytes, whatever the name.
+    Raises:
+        InputError: the file is missing, a folder, unreadable, a damaged gzip, or not UTF-8.
+    """
+    offset = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(file, start=1):
+                start = offset
+                offset += len(raw)
+                if number == 1 and raw.startswith(_BYTE_ORDER_MARK):
+                    raw = raw[len(_BYTE_ORDER_MARK) :]
+                    start += len(_BYTE_ORDER_MARK)
+                line = raw[:-1] if raw.endswith(b"\n") else raw
+                line = line[:-1] if line.endswith(b"\r") else line
+                yield _decode(line, path, number, start)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{path} is a damaged or truncated gzip file (readable up to byte {offset} of its text); "
+            "copy or download it again."
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}; check the path and its rights."
+        ) from error
+
+
+def check_is_file(path: Path) -> None:
+    """Raise the `InputError` that fits where `path` is no file that exists."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, and a file was expected; name one of the files in it.")
+    if not path.exists():
+        raise InputError(f"{path} does not exist (seen from {Path.cwd()}); check the path.")
+
+
+def _open(path: Path) -> BinaryIO:
+    check_is_file(path)
+    file = path.open("rb")
+    magic = file.read(len(_GZIP))
+    file.seek(0)
+    if magic != _GZIP:
+        return file
+    file.close()
+    return cast(BinaryIO, gzip.open(path, "rb"))
+
+
+def _decode(line: bytes, path: Path, number: int, start: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        looks = " and looks like UTF-16" if number == 1 and line[:2] in _UTF16_MARKS else ""
+        raise InputError(
+            f"{path} is not UTF-8{looks}: line {number} has byte 0x{line[error.start]:02x} "
+            f"at byte offset {start + error.start}; convert it with, for example, `iconv -t UTF-8`."
+        ) from error

@@ -1,0 +1,78 @@
+"""Scores of translations: BLEU and chrF by sacrebleu, always with their signatures, also by length."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one set of translations scores against one reference each.
+
+    `bleu`, `bleu_lowercased` and `chrf` run from 0 to 100; `exact` is the share of hypotheses equal to
+    their reference, 0 to 1. The signatures say how sacrebleu computed each.
+    """
+
+    segments: int
+    bleu: float
+    bleu_lowercased: float
+    chrf: float
+    exact: float
+    signatures: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Scores of the segments whose source has `shortest` to `longest` words (or items)."""
+
+    shortest: int
+    longest: int
+    scores: Scores
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+    """Score translations against references, tokenised as in WMT (13a).
+
+    Raises:
+        ValueError: none to score, or unequally many.
+    """
+    if len(hypotheses) != len(references) or not references:
+        raise ValueError(
+            f"hypotheses and references must be equally many and not none; got {len(hypotheses)} and "
+            f"{len(references)}."
+        )
+    metrics = {"bleu": BLEU(tokenize="13a"), "bleu_lowercased": BLEU(tokenize="13a", lowercase=True), "chrf": CHRF()}
+    values, signatures = {}, {}
+    for name, metric in metrics.items():
+        values[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        signatures[name] = metric.get_signature().format(short=False)
+    pairs = zip(hypotheses, references, strict=True)
+    exact = sum(hypothesis.strip() == reference.strip() for hypothesis, reference in pairs) / len(references)
+    return Scores(len(references), exact=exact, signatures=signatures, **values)
+
+
+def score_by_length(
+    lengths: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], edges: Sequence[int]
+) -> list[Bucket]:
+    """Scores of the segments in each bucket of lengths; empty buckets are left out.
+
+    Args:
+        lengths: of each source, in words or items.
+        edges: last length of each bucket but the open one at the end, rising.
+    """
+    buckets = []
+    lower = 0
+    for upper in [*edges, max([*lengths, *edges, 0]) + 1]:
+        rows = [row for row, length in enumerate(lengths) if lower < length <= upper]
+        if rows:
+            scores = score([hypotheses[row] for row in rows], [references[row] for row in rows])
+            present = [lengths[row] for row in rows]
+            buckets.append(Bucket(min(present), max(present), scores))
+        lower = upper
+    return buckets

@@ -1,0 +1,158 @@
+"""Translating text: batches inside, the given order outside; the search itself is transformers' `generate`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import BatchEncoding, PreTrainedTokenizerFast
+
+from relpos.translation.batching import TokenBatches
+from relpos.translation.checkpoints import load_model
+from relpos.translation.model import RelposForConditionalGeneration
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation. `score` is its log-probability in nats over length^length_penalty; 0 for an empty line."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """How hypotheses are found.
+
+    Args:
+        beams: hypotheses kept at each step; 1 is greedy.
+        length_penalty: exponent on the length that divides a score.
+        n_best: hypotheses returned for each text, at most `beams` unless sampling.
+        sample: draw from the model instead of searching; uses torch's random generator.
+        temperature: flattens (over 1) or sharpens (under 1) the distribution sampled from.
+        tokens_per_batch: source tokens translated at once, padding included.
+    """
+
+    beams: int = 4
+    length_penalty: float = 0.6
+    n_best: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    tokens_per_batch: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("beams", "n_best", "tokens_per_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if not self.sample and self.n_best > self.beams:
+            raise ValueError(f"n_best must be at most beams = {self.beams}; got {self.n_best}.")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be over 0; got {self.temperature}.")
+
+
+class Translator:
+    """A model and its tokenizer, ready to translate."""
+
+    def __init__(self, model: RelposForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Translator":
+        """The translator in a model's folder, or in that of the run that trained it. Raises: InputError."""
+        return cls(*load_model(Path(folder)))
+
+    @torch.inference_mode()
+    def translate(
+        self,
+        texts: Sequence[str],
+        search: Search | None = None,
+        *,
+        prefix: str = "",
+        progress: Callable[[int], object] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The best hypotheses for each text, best first, in the order of `texts`.
+
+        Texts are translated in batches of similar length; which others are in the batch does not matter.
+        A text without any character but white space becomes one empty hypothesis.
+
+        Args:
+            texts: one segment each.
+            search: default `Search()`.
+            prefix: words that every hypothesis begins with.
+            progress: called with the number of texts done since its last call.
+        """
+        search = search or Search()
+        results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in texts]
+        rows = [row for row, text in enumerate(texts) if text.strip()]
+        if progress and len(rows) < len(texts):
+            progress(len(texts) - len(rows))
+        if not rows:
+            return results
+        ids = self.tokenizer([texts[row] for row in rows]).input_ids
+        for members, limit in _groups([len(row) for row in ids], search.tokens_per_batch):
+            hypotheses = self._generate([ids[member] for member in members], limit, search, prefix)
+            for member, found in zip(members, hypotheses, strict=True):
+                results[rows[member]] = found
+            if progress:
+                progress(len(members))
+        return results
+
+    def _generate(
+        self, ids: list[list[int]], limit: int, search: Search, prefix: str
+    ) -> list[list[Hypothesis]]:
+        device = self.model.device
+        batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
+        start = [self.model.config.decoder_start_token_id]
+        start += self.tokenizer(prefix).input_ids[:-1] if prefix else []
+        was_training = self.model.training
+        self.model.eval()
+        sequences = self.model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            decoder_input_ids=torch.tensor([start], device=device).expand(len(ids), -1),
+            do_sample=search.sample,
+            num_beams=1 if search.sample else search.beams,
+            num_return_sequences=search.n_best,
+            length_penalty=search.length_penalty,
+            temperature=search.temperature if search.sample else None,
+            top_k=0 if search.sample else None,
+            early_stopping=False,
+            max_length=None,
+            max_new_tokens=limit,
+        )
+        by_rank = sequences.unflatten(0, (len(ids), search.n_best)).unbind(1)
+        ranked = [self._read(batch, found, len(start), search.length_penalty) for found in by_rank]
+        self.model.train(was_training)
+        return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in zip(*ranked, strict=True)]
+
+    def _read(
+        self, batch: BatchEncoding, sequences: Tensor, num_given: int, length_penalty: float
+    ) -> list[Hypothesis]:
+        """Texts of one sequence per source, and their scores from one teacher-forced pass."""
+        pad = self.model.config.pad_token_id
+        labels = sequences[:, 1:].masked_fill(sequences[:, 1:] == pad, -100)
+        labels[:, : num_given - 1] = -100
+        logits = self.model(**batch, decoder_input_ids=sequences[:, :-1]).logits
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
+        lengths = (labels != -100).sum(1).clamp(min=1)
+        scores = -losses.view(labels.shape).sum(1) / lengths**length_penalty
+        texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
+        return [Hypothesis(text.strip(), score) for text, score in zip(texts, scores.tolist(), strict=True)]
+
+
+def _groups(lengths: list[int], tokens_per_batch: int) -> list[tuple[list[int], int]]:
+    """Batches of rows of similar length, longest first, each with its limit of new tokens.
+
+    The limit depends on a row's own length alone, rounded up to a power of two, and a batch holds rows
+    of one limit, so that a hypothesis does not depend on its neighbours.
+    """
+    by_limit: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        by_limit.setdefault(2 * (1 << (length - 1).bit_length()) + 16, []).append(row)
+    groups = []
+    for limit, rows in sorted(by_limit.items(), reverse=True):
+        batches = TokenBatches([lengths[row] for row in rows], tokens_per_batch, shuffle=False)
+        groups += [([rows[i] for i in batch], limit) for batch in batches]
+    return groups

@@ -1,0 +1,150 @@
+"""From a recipe to what training reads: clean text, its parts, the tokenizer, and rows of subwords."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+from transformers import PreTrainedTokenizerFast
+
+from relpos.translation.corpora import Source, clean, read_corpora, split
+from relpos.translation.errors import InputError
+from relpos.translation.recipe import DataSettings, Recipe
+from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Text and tokenizer of one run. `summary` counts pairs: read, dropped and why, kept, in each part."""
+
+    train: datasets.Dataset  # input_ids, labels, length (subwords, the longer side)
+    validation: datasets.Dataset  # source, target, input_ids, labels, length
+    test: datasets.Dataset  # source, target
+    tokenizer: PreTrainedTokenizerFast
+    summary: dict
+
+
+def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepared:
+    """Read, clean and split the corpora, train or load the tokenizer, and encode.
+
+    Tables are kept in `run`/cache and the tokenizer in `run`/tokenizer, and used again.
+
+    Raises:
+        InputError: a corpus cannot be read, or too little of it is left.
+    """
+    parts, summary = read_parts(recipe.data, run / "cache")
+    for line in summary["cleaning"]:
+        report(line)
+    folder = run / "tokenizer"
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(folder)
+    else:
+        report(f"learning {recipe.tokenizer.vocabulary:,} subwords")
+        tokenizer = train_tokenizer(_texts(parts["train"]), recipe.tokenizer.vocabulary)
+        _save_tokenizer(tokenizer, folder)
+    train = _encode(parts["train"], tokenizer, recipe.training.max_length)
+    summary["too_long"] = len(parts["train"]) - len(train)
+    if not len(train):
+        raise InputError(
+            f"no training pair has at most training.max_length = {recipe.training.max_length} subwords."
+        )
+    summary["tokens"] = {"source": _count(train, "input_ids"), "target": _count(train, "labels")}
+    (run / "data.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False), encoding="utf-8")
+    report(
+        f"{len(train):,} pairs to learn from ({summary['too_long']:,} longer ones left out), "
+        f"{len(parts['validation']):,} to validate, {len(parts['test']):,} to test"
+    )
+    return Prepared(
+        train=train.remove_columns(["source", "target"]),
+        validation=_encode(parts["validation"], tokenizer, None),
+        test=parts["test"],
+        tokenizer=tokenizer,
+        summary=summary,
+    )
+
+
+def read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dataset], dict]:
+    """The parts train, validation and test of a recipe's text, and how they came about.
+
+    Raises:
+        InputError: a corpus cannot be read, or a part has no pair.
+    """
+
+    def read(sources: list[Source]) -> datasets.Dataset:
+        placed = [_placed(source, data.folder) for source in sources]
+        return read_corpora(placed, data.source_language, data.target_language, cache)
+
+    cleaned, cleaning = clean(read(data.train), data.cleaning)
+    held_out = {
+        name: share
+        for name, share, given in (
+            ("validation", data.validation_share, data.validation),
+            ("test", data.test_share, data.test),
+        )
+        if share and not given
+    }
+    parts = split(cleaned, held_out, data.seed) if held_out else {"train": cleaned}
+    for name, given in (("validation", data.validation), ("test", data.test)):
+        if given:
+            parts[name] = read(given)
+        parts.setdefault(name, cleaned.select([]))
+    for name in ("train", "validation"):
+        if not len(parts[name]):
+            raise InputError(
+                f"the {name} part of the corpus is empty: {cleaning.kept} pairs were kept. Give more text"
+                + (", or corpora under data.validation." if name == "validation" else ".")
+            )
+    summary = {
+        "kept": cleaning.kept,
+        "dropped": cleaning.dropped,
+        "cleaning": str(cleaning).splitlines(),
+        "pairs": {name: len(part) for name, part in parts.items()},
+    }
+    return parts, summary
+
+
+def _placed(source: Source, folder: Path) -> Source:
+    """`source` with its paths starting at `folder`."""
+    moved: dict = {}
+    for name in ("tsv", "jsonl"):
+        if getattr(source, name) is not None:
+            moved[name] = folder / getattr(source, name)
+    if source.files is not None:
+        moved["files"] = tuple(folder / path for path in source.files)
+    if source.dataset is not None and (folder / source.dataset).is_dir():
+        moved["dataset"] = str(folder / source.dataset)
+    return source.model_copy(update=moved)
+
+
+def _encode(
+    pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerFast, max_length: int | None
+) -> datasets.Dataset:
+    """`pairs` with columns input_ids, labels and length; without those longer than `max_length`."""
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list]:
+        source, target = tokenizer(batch["source"]).input_ids, tokenizer(batch["target"]).input_ids
+        lengths = [max(len(s), len(t)) for s, t in zip(source, target, strict=True)]
+        columns = {**batch, "input_ids": source, "labels": target, "length": lengths}
+        keep = [row for row, length in enumerate(lengths) if max_length is None or length <= max_length]
+        return {name: [column[row] for row in keep] for name, column in columns.items()}
+
+    encoded = pairs.select_columns(["source", "target"])
+    return encoded.map(encode, batched=True, desc="Encoding", remove_columns=encoded.column_names)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    draft = folder.with_name(folder.name + ".part")
+    tokenizer.save_pretrained(draft)
+    os.replace(draft, folder)
+
+
+def _texts(pairs: datasets.Dataset) -> Iterator[str]:
+    for batch in pairs.iter(1000):
+        yield from batch["source"]
+        yield from batch["target"]
+
+
+def _count(rows: datasets.Dataset, column: str) -> int:
+    return sum(len(ids) for batch in rows.iter(10_000) for ids in batch[column])

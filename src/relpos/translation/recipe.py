@@ -1,0 +1,223 @@
+"""Recipes: everything that decides a training run, as YAML checked by pydantic.
+
+A key that does not exist is answered with the nearest one that does. Any key can also be given as an
+override, `training.updates=100`.
+"""
+
+import difflib
+import types
+import typing
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from relpos.translation.corpora import CleaningRules, Source
+from relpos.translation.errors import InputError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class DataSettings(_Section):
+    """Where the text comes from."""
+
+    source_language: str = Field("en", description="Language tag of the source side.")
+    target_language: str = Field("de", description="Language tag of the target side.")
+    folder: Path = Field(Path("."), description="Relative paths below start here; itself from where you are.")
+    train: list[Source] = Field(min_length=1, description="Corpora to learn from.")
+    validation: list[Source] = Field([], description="Corpora to watch; empty: a share of `train`.")
+    test: list[Source] = Field([], description="Corpora to score in the end; empty: a share of `train`.")
+    validation_share: float = Field(0.02, ge=0, lt=0.5, description="Used where `validation` is empty.")
+    test_share: float = Field(0.02, ge=0, lt=0.5, description="Used where `test` is empty.")
+    cleaning: CleaningRules = Field(
+        default_factory=CleaningRules, description="What is dropped from `train` before it is split."
+    )
+    seed: int = Field(0, description="Of the split. The same seed gives the same split.")
+
+
+class TokenizerSettings(_Section):
+    """Subwords shared by both languages."""
+
+    vocabulary: int = Field(8000, gt=300, description="Subwords, 256 bytes and 4 marks among them.")
+
+
+class ModelSettings(_Section):
+    """Sizes and positions, as in RelposConfig."""
+
+    d_model: int = Field(512, gt=0, description="Width.")
+    encoder_layers: int = Field(6, gt=0, description="Layers of the encoder.")
+    decoder_layers: int = Field(6, gt=0, description="Layers of the decoder.")
+    num_heads: int = Field(8, gt=0, description="Attention heads; divides d_model.")
+    d_ff: int = Field(1024, gt=0, description="Width inside the feed-forward networks.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="On embeddings and on what each block adds.")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="On attention weights.")
+    activation_dropout: float = Field(0.1, ge=0, lt=1, description="Inside the feed-forward networks.")
+    activation: Literal["relu", "gelu", "silu"] = Field("relu", description="Of the feed-forward networks.")
+    norm_first: bool = Field(True, description="Normalise before each block (true) or after it (false).")
+    absolute_positions: Literal["none", "sinusoidal", "learned"] = Field(
+        "none", description="Positions added to the embeddings."
+    )
+    max_positions: int = Field(512, gt=0, description="Rows of a learned table, tokens.")
+    relative_max_distance: int | tuple[int, int] | None = Field(
+        16, description="k, [left, right], or null for no relative positions."
+    )
+    relative_keys: bool = Field(True, description="Distances act on the keys (equation 4).")
+    relative_values: bool = Field(True, description="Distances act on the values (equation 3).")
+    relative_per_head: bool = Field(False, description="One table per head, or one for all heads of a layer.")
+
+
+class TrainingSettings(_Section):
+    """How long, how fast, and what is kept."""
+
+    seed: int = Field(1, description="Of weights, dropout and the order of batches.")
+    updates: int = Field(100_000, gt=0, description="Optimiser steps at most.")
+    minutes: float | None = Field(
+        None, gt=0, description="Stop after this time, validation included; null: no limit."
+    )
+    tokens_per_batch: int = Field(4096, gt=0, description="Source or target tokens in a batch, with padding.")
+    max_length: int = Field(128, gt=1, description="Longer training pairs are dropped, subwords a side.")
+    accumulation: int = Field(1, gt=0, description="Batches per optimiser step and process.")
+    warmup: int = Field(4000, gt=0, description="Updates in which the learning rate rises.")
+    learning_rate_scale: float = Field(
+        1.0, gt=0, description="s in s * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."
+    )
+    adam_betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's two decay rates.")
+    adam_epsilon: float = Field(1e-9, gt=0, description="Adam's epsilon.")
+    max_gradient_norm: float = Field(0.0, ge=0, description="Longer gradients are shortened; 0: never.")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Of the training loss.")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16 means autocast.")
+    log_every: int = Field(50, gt=0, description="Updates between lines of the log.")
+    evaluate_every: int = Field(1000, gt=0, description="Updates between validations, each with a checkpoint.")
+    best: Literal["loss", "bleu", "chrf"] = Field("bleu", description="The validation score that chooses.")
+    patience: int | None = Field(None, gt=0, description="Stop after so many validations without a better one.")
+    keep: int = Field(3, gt=0, description="Latest checkpoints kept besides the best.")
+    average: int = Field(
+        1, gt=0, description="Checkpoints whose weights are averaged in the end: the best and those before."
+    )
+    validation_pairs: int = Field(1000, gt=0, description="Validation pairs translated each time, at most.")
+
+
+class TranslationSettings(_Section):
+    """Defaults that the model carries for translating."""
+
+    beams: int = Field(4, gt=0, description="Hypotheses kept at each step; 1 is greedy.")
+    length_penalty: float = Field(0.6, description="Exponent on the length that divides a score.")
+
+
+class Recipe(_Section):
+    """One training run."""
+
+    format: Literal[1] = Field(1, description="Format of this file.")
+    data: DataSettings
+    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    translation: TranslationSettings = Field(default_factory=TranslationSettings)
+
+
+def packaged_recipes() -> list[str]:
+    """Names of the recipes that come with relpos."""
+    folder = resources.files("relpos") / "recipes"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe file, or one that comes with relpos by its name, and apply `key.key=value` overrides.
+
+    Raises:
+        InputError: no such file, not YAML, an unknown key (with the nearest known one) or a wrong value.
+    """
+    path = Path(name)
+    if path.is_file():
+        text = _read(path)
+    elif name in packaged_recipes():
+        text = (resources.files("relpos") / "recipes" / f"{name}.yaml").read_text("utf-8")
+    else:
+        known = ", ".join(packaged_recipes())
+        raise InputError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise InputError(f"{name}{line}: not valid YAML ({getattr(error, 'problem', error)}).") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{name}: a recipe is a mapping of keys to values; got {type(values).__name__}.")
+    for override in overrides or []:
+        _apply(values, override)
+    return check_recipe(values, name)
+
+
+def check_recipe(values: dict[str, Any], name: str) -> Recipe:
+    """The recipe that `values` hold; `name` is used in messages."""
+    try:
+        return Recipe.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise InputError("; ".join(_sentence(item, name) for item in error.errors()[:3])) from None
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write every key of `recipe`, defaults included."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}. Save the recipe as UTF-8.") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}.") from None
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise InputError(f"option --{key} needs a value: --{key} VALUE.")
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"option --{key}: {section} holds one value, not further keys.")
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        values[last] = text
+
+
+def _sentence(item: Any, name: str) -> str:
+    where = [part for part in item["loc"]]
+    key = ".".join(str(part) for part in where)
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(where[:-1])
+        near = difflib.get_close_matches(str(where[-1]), known, n=1, cutoff=0.5)
+        hint = f"the nearest is {near[0]!r}" if near else f"known here: {', '.join(known)}"
+        return f"{name}: unknown key {key!r}; {hint}"
+    if item["type"] == "missing":
+        return f"{name}: key {key!r} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(item["input"], dict | list) else f"; got {item['input']!r}"
+    return f"{name}: {key}: {message[0].lower() + message[1:]}{value}"
+
+
+def _known_keys(where: list[Any]) -> list[str]:
+    """Keys of the model that lies at `where` in a recipe."""
+    model: Any = Recipe
+    for part in where:
+        if isinstance(part, str) and part in model.model_fields:
+            model = _inner_model(model.model_fields[part].annotation) or model
+    return list(model.model_fields)
+
+
+def _inner_model(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (list, typing.Union, types.UnionType):
+        return next(filter(None, map(_inner_model, typing.get_args(annotation))), None)
+    return None

@@ -1,0 +1,84 @@
+"""Subwords: one BPE for both languages, with bytes to fall back on, so that nothing is unknown."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from relpos.translation.errors import InputError
+
+_PAD, _BOS, _EOS, _UNK = "<pad>", "<s>", "</s>", "<unk>"
+_MARKS = [_PAD, _BOS, _EOS, _UNK]
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Learn `vocabulary` subwords from `texts`, both languages mixed.
+
+    Words keep the space before them as "▁"; punctuation marks and digits stand alone; a character that
+    was not learned becomes its UTF-8 bytes. Encoding appends the end mark.
+
+    Raises:
+        InputError: the text holds fewer subwords than `vocabulary`.
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token=_UNK, byte_fallback=True))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True),
+            pre_tokenizers.Split(Regex(r"(?!▁)[\p{P}\p{S}]|\p{Nd}"), behavior="isolated"),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=_MARKS + _BYTES,
+        limit_alphabet=max(1, (vocabulary - len(_MARKS) - len(_BYTES)) // 2),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found < vocabulary:
+        raise InputError(
+            f"the corpus is too small for its vocabulary: it yields {found} subwords, the recipe asks for "
+            f"{vocabulary}. Set tokenizer.vocabulary to {found} or less, or give more text."
+        )
+    tokenizer = _with_plain_bytes(tokenizer)
+    end = tokenizer.token_to_id(_EOS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {_EOS}", pair=f"$A {_EOS} $B {_EOS}", special_tokens=[(_EOS, end)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=_PAD,
+        bos_token=_BOS,
+        eos_token=_EOS,
+        unk_token=_UNK,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # a mark typed in a text is text
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _with_plain_bytes(tokenizer: Tokenizer) -> Tokenizer:
+    """The same subwords, with bytes as ordinary ones: as marks, decoding would drop them."""
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in _MARKS]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer saved in `folder`; no code and no network."""
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise InputError(f"{folder}: the tokenizer cannot be read ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

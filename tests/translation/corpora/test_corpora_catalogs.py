@@ -1,0 +1,209 @@
+"""Catalogs of installed distributions, found through their metadata."""
+
+import importlib.metadata
+import json
+
+import polib
+import pytest
+
+
+def _catalog(*entries, fuzzy=(), obsolete=()):
+    """A catalog of (English, translation) or of finished entries."""
+    catalog = polib.POFile()
+    catalog.metadata = {"Content-Type": "text/plain; charset=utf-8", "Project-Id-Version": "fake"}
+    for entry in entries:
+        catalog.append(polib.POEntry(msgid=entry[0], msgstr=entry[1]) if isinstance(entry, tuple) else entry)
+    for message in fuzzy:
+        catalog.append(polib.POEntry(msgid=message, msgstr="x", flags=["fuzzy"]))
+    for message in obsolete:
+        catalog.append(polib.POEntry(msgid=message, msgstr="x", obsolete=True))
+    return catalog
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Lay a distribution with catalogs on the import path: paths in the package, and what they hold."""
+
+    def _install(catalogs, name="fake", editable=False):
+        site, code = tmp_path / "site", tmp_path / "code"
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        home = code if editable else site
+        for path, catalog in catalogs.items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            save = catalog.save_as_mofile if path.endswith(".mo") else catalog.save
+            save(str(home / path))
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        listed = [f"{info.name}/METADATA", f"{info.name}/RECORD", *([] if editable else catalogs)]
+        (info / "RECORD").write_text("".join(f"{path},,\n" for path in listed))
+        if editable:
+            origin = {"url": code.as_uri(), "dir_info": {"editable": True}}
+            (info / "direct_url.json").write_text(json.dumps(origin))
+        monkeypatch.syspath_prepend(str(site))
+        return ["fake"]
+
+    return _install
+
+
+@pytest.mark.parametrize("path", ["fake/locale/de/LC_MESSAGES/a.mo", "fake/locale/de/LC_MESSAGES/a.po", "fake/po/de.po"])
+@pytest.mark.parametrize("editable", [False, True])
+def test_catalogs_are_found_plain_or_editable(install, read, path, editable):
+    names = install({path: _catalog(("one", "eins"))}, editable=editable)
+    assert read(catalogs=names) == [("one", "eins")]
+
+
+def test_english_may_be_the_target(install, read):
+    names = install({"fake/de/LC_MESSAGES/a.mo": _catalog(("one", "eins"))})
+    assert read("de", "en", catalogs=names) == [("eins", "one")]
+
+
+@pytest.mark.parametrize("language", ["de", "de-AT", "de_AT", "DE_at"])
+def test_a_region_falls_back_to_its_language(install, read, language):
+    names = install({"fake/de/LC_MESSAGES/a.po": _catalog(("one", "eins"))})
+    assert read("en-GB", language, catalogs=names) == [("one", "eins")]
+
+
+def test_an_own_catalog_comes_before_the_fallback(install, read):
+    tags = {"de": "Januar", "de_AT": "J\u00e4nner", "pt-BR": "janeiro"}
+    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("January", text)) for tag, text in tags.items()})
+    assert read("en", "de-AT", catalogs=names) == [("January", "J\u00e4nner")]
+    assert read("en", "de-CH", catalogs=names) == [("January", "Januar")]
+    # the only one of its language
+    assert read("en", "pt", catalogs=names) == [("January", "janeiro")]
+
+
+def test_po_is_read_and_not_the_mo_made_from_it(install, read):
+    folder = "fake/de/LC_MESSAGES"
+    names = install(
+        {
+            f"{folder}/a.po": _catalog(("one", "eins")),
+            f"{folder}/a.mo": _catalog(("one", "old")),
+            f"{folder}/b.mo": _catalog(("two", "zwei")),
+        }
+    )
+    assert read(catalogs=names) == [("one", "eins"), ("two", "zwei")]
+
+
+def test_doubtful_and_empty_messages_are_left_out(install, read):
+    catalog = _catalog(("one", "eins"), ("two", ""), ("three", "  "), fuzzy=["four"], obsolete=["five"])
+    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [("one", "eins")]
+
+
+@pytest.mark.parametrize("ending", ["po", "mo"])
+def test_both_plural_forms_are_taken_where_there_are_two(install, read, ending):
+    def plural(*forms):
+        return _catalog(polib.POEntry(msgid="%d day", msgid_plural="%d days", msgstr_plural=dict(enumerate(forms))))
+
+    names = install(
+        {
+            f"fake/de/LC_MESSAGES/a.{ending}": plural("%d Tag", "%d Tage"),
+            f"fake/pl/LC_MESSAGES/a.{ending}": plural("%d a", "%d b", "%d c"),
+        }
+    )
+    assert read(catalogs=names) == [("%d day", "%d Tag"), ("%d days", "%d Tage")]
+
+
+def test_english_stands_in_the_comment_of_symbolic_messages(install, read):
+    path = "fake/de/LC_MESSAGES/a.po"
+    names = install({path: _catalog(("Save", "Sichern"))})
+    file = importlib.metadata.distribution("fake").locate_file(path)
+    file.write_text(
+        file.read_text()
+        + r"""
+#. Default: "Say \"yes\" to ${name}"
+#: a.pt:1
+msgid "label_yes"
+msgstr "Sage \"ja\" zu ${name}"
+
+#. Default: "one line"
+#. " and another"
+msgid "help_lines"
+msgstr "eine Zeile und noch eine"
+
+#. a note
+msgid "description_unknown"
+msgstr "ohne Englisch"
+"""
+    )
+    assert read(catalogs=names) == [
+        ("Save", "Sichern"),
+        ('Say "yes" to ${name}', 'Sage "ja" zu ${name}'),
+        ("one line and another", "eine Zeile und noch eine"),
+    ]
+
+
+def test_accelerator_marks_are_taken_off_both_sides(install, read):
+    catalog = _catalog(
+        ("_Open", "\u00d6_ffnen"),
+        ("Save _As", "Speichern _unter"),
+        ("Cu_t it", "_Ausschneiden"),
+        ("_Only here", "Nur dort"),
+        ("set lds_ord", "lds_ord setzen"),
+        ("%(first_name)s _left", "%(first_name)s _ging"),
+        ("Editing_dates", "Daten_bearbeiten"),
+        ("Q & A", "F & A"),
+    )
+    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
+        ("Open", "\u00d6ffnen"),
+        ("Save As", "Speichern unter"),
+        ("Cut it", "Ausschneiden"),
+        ("Only here", "Nur dort"),
+        ("set lds_ord", "lds_ord setzen"),
+        ("%(first_name)s left", "%(first_name)s ging"),
+        ("Q & A", "F & A"),
+    ]
+
+
+def test_ampersands_are_marks_where_the_catalog_uses_them(install, read):
+    catalog = _catalog(("&Open", "\u00d6&ffnen"), ("E&xit", "(&X) Ende"), ("Save &amp; close", "Sichern &amp; Ende"))
+    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
+        ("Open", "\u00d6ffnen"),
+        ("Exit", "Ende"),
+        ("Save &amp; close", "Sichern &amp; Ende"),
+    ]
+
+
+def test_lines_are_joined_and_paragraphs_split_where_they_answer_each_other(install, read):
+    catalog = _catalog(("a\nb\n\nc", "d\ne\n \nf"), ("g\n\nh", "i\nj"))
+    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
+        ("a b", "d e"),
+        ("c", "f"),
+        ("g h", "i j"),
+    ]
+
+
+def test_an_unknown_distribution_is_told_with_the_command(failure):
+    message = failure(catalogs=["no-such-distribution"])
+    assert message == (
+        "the distribution no-such-distribution is not installed; run `pip install no-such-distribution`."
+    )
+
+
+def test_an_unknown_language_is_told_with_those_there_are(install, failure):
+    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in ["fr", "pt_BR"]})
+    assert failure(catalogs=names) == "the distribution fake has no catalog for de; it has fr, pt_br."
+
+
+def test_of_many_languages_ten_are_told(install, failure):
+    tags = [f"a{letter}" for letter in "bcdefghijklm"]
+    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in tags})
+    assert failure(catalogs=names).endswith(f"it has {', '.join(tags[:10])} and 2 more.")
+
+
+def test_a_distribution_without_catalogs_is_told(failure):
+    assert "the distribution pytest has no gettext catalogs" in failure(catalogs=["pytest"])
+
+
+@pytest.mark.parametrize("languages", [("fr", "de"), ("en", "en-GB")])
+def test_one_side_must_be_english(failure, languages):
+    message = failure(*languages, catalogs=["fake"])
+    assert f"one of the two languages must be en; got {languages[0]} and {languages[1]}." in message
+
+
+@pytest.mark.parametrize("ending", ["po", "mo"])
+def test_a_damaged_catalog_is_told(install, failure, ending):
+    path = f"fake/de/LC_MESSAGES/a.{ending}"
+    names = install({path: _catalog(("a", "b"))})
+    file = importlib.metadata.distribution("fake").locate_file(path)
+    file.write_bytes(b"msgid what\n\xff\xfe")
+    assert f"{file} is not a gettext catalog (" in failure(catalogs=names)

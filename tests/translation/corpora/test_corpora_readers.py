@@ -1,0 +1,200 @@
+"""Pairs from plain files: what is tolerated, and what a person is told about the rest."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relpos.translation.corpora import Source, read_corpora, read_corpus, table
+from relpos.translation.errors import InputError
+
+
+def _write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def _write_jsonl(path: Path, *records: object) -> Path:
+    return _write(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_tsv_gives_two_columns(tmp_path, read):
+    path = _write(tmp_path / "a.tsv", "one\teins\ntwo\tzwei\n")
+    assert read(tsv=path) == [("one", "eins"), ("two", "zwei")]
+
+
+def test_columns_choose_and_swap(tmp_path, read):
+    path = _write(tmp_path / "a.tsv", "7\teins\tone\n8\tzwei\ttwo\n")
+    assert read(tsv=path, columns=[2, 1]) == [("one", "eins"), ("two", "zwei")]
+
+
+def test_gzip_is_recognised_by_content_not_by_name(tmp_path, read):
+    packed = _write(tmp_path / "a.tsv", gzip.compress(b"one\teins\n"))
+    plain = _write(tmp_path / "b.tsv.gz", b"two\tzwei\n")
+    assert read(tsv=packed) == [("one", "eins")]
+    assert read(tsv=plain) == [("two", "zwei")]
+
+
+def test_byte_order_mark_windows_ends_and_blank_lines_are_tolerated(tmp_path, read):
+    path = _write(tmp_path / "a.tsv", b"\xef\xbb\xbfone\teins\r\n\r\ntwo\tzwei\r\n\n")
+    assert read(tsv=path) == [("one", "eins"), ("two", "zwei")]
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x85", "\r"])
+def test_only_a_line_feed_ends_a_line(tmp_path, read, sign):
+    path = _write(tmp_path / "a.tsv", f"one{sign}two\teins\nthree\tdrei\n")
+    assert read(tsv=path) == [(f"one{sign}two", "eins"), ("three", "drei")]
+    files = _write(tmp_path / "en", f"one{sign}two\nthree\n"), _write(tmp_path / "de", "eins\ndrei\n")
+    assert read(files=files) == [(f"one{sign}two", "eins"), ("three", "drei")]
+
+
+def test_texts_are_composed_and_stripped(tmp_path, read):
+    path = _write(tmp_path / "a.tsv", " u\u0308ber \t  a\u030a\u00a0\n")
+    assert read(tsv=path) == [("\u00fcber", "\u00e5")]
+
+
+def test_a_last_line_without_end_counts(tmp_path, read):
+    files = _write(tmp_path / "en", "one\ntwo"), _write(tmp_path / "de", "eins\nzwei\n")
+    assert read(files=files) == [("one", "eins"), ("two", "zwei")]
+
+
+def test_limit_reads_the_first_pairs(tmp_path, read):
+    path = _write(tmp_path / "a.tsv", "a\tb\nc\td\ne\tf\n")
+    assert read(tsv=path, limit=2) == [("a", "b"), ("c", "d")]
+
+
+def test_jsonl_reads_plain_and_dotted_fields(tmp_path, read):
+    path = _write_jsonl(tmp_path / "a.jsonl", {"source": "one", "target": "eins", "t": {"en": "1", "de": "I"}})
+    assert read(jsonl=path) == [("one", "eins")]
+    assert read(jsonl=path, fields=["t.en", "t.de"]) == [("1", "I")]
+    dotted = _write_jsonl(tmp_path / "b.jsonl", {"t.en": "one", "t.de": "eins"})
+    assert read(jsonl=dotted, fields=["t.en", "t.de"]) == [("one", "eins")]
+
+
+def test_corpora_are_joined_in_order(tmp_path):
+    paths = [_write(tmp_path / name, f"{name}\tx\n") for name in ("a", "b")]
+    numbers = {"numbers": {"lines": 2, "largest": 9}}
+    sources = [Source(tsv=paths[1]), Source(**numbers), Source(tsv=paths[0])]
+    joined = read_corpora(sources, "en", "de", tmp_path / "cache")
+    assert joined.column_names == ["source", "target"]
+    assert [joined[0]["source"], joined[3]["source"], len(joined)] == ["b", "a", 4]
+    with pytest.raises(InputError, match="no corpus is named; give at least one of tsv, files"):
+        read_corpora([], "en", "de", tmp_path / "cache")
+
+
+def test_an_unchanged_file_is_read_once_and_a_changed_one_again(tmp_path, monkeypatch):
+    path, cache = _write(tmp_path / "a.tsv", "one\teins\n"), tmp_path / "cache"
+    first = read_corpus(Source(tsv=path), "en", "de", cache)
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "read_tsv", None)
+        again = read_corpus(Source(tsv=path), "en", "de", cache)
+    assert again.cache_files == first.cache_files
+    assert Path(first.cache_files[0]["filename"]).is_relative_to(cache)
+    _write(path, "two\tzwei\n")
+    os.utime(path, ns=(1, 1))
+    assert read_corpus(Source(tsv=path), "en", "de", cache)[0]["source"] == "two"
+
+
+def test_what_another_process_left_half_written_is_not_taken_for_whole(tmp_path, read):
+    path = _write(tmp_path / "a.tsv", "".join(f"line {i}\tZeile {i}\n" for i in range(5_000)))
+    script = """
+import os, pathlib, signal, sys
+from relpos.translation.corpora import Source, readers, table
+def killed(*args):
+    for number, pair in enumerate(readers.read_tsv(*args)):
+        if number == 3_000:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield pair
+table.read_tsv = killed
+table.read_corpus(Source(tsv=sys.argv[1]), "en", "de", pathlib.Path(sys.argv[2]))
+"""
+    killed = subprocess.run([sys.executable, "-c", script, str(path), str(tmp_path / "cache")], capture_output=True)
+    assert killed.returncode == -9, killed.stderr
+    assert len(read(tsv=path)) == 5_000
+
+
+def test_a_missing_file_is_told(tmp_path, failure):
+    assert failure(tsv=tmp_path / "a.tsv").startswith(f"{tmp_path / 'a.tsv'} does not exist (seen from ")
+
+
+def test_a_folder_is_no_file(tmp_path, failure):
+    assert f"{tmp_path} is a folder, and a file was expected" in failure(jsonl=tmp_path)
+
+
+@pytest.mark.parametrize(("source", "target"), [(3, 5), (5, 3), (0, 1)])
+def test_unequal_files_are_told_with_both_counts(tmp_path, failure, source, target):
+    files = _write(tmp_path / "en", "a\n" * source), _write(tmp_path / "de", "b\n" * target)
+    message = f"{files[0]} has {source} lines and {files[1]} has {target}; line-aligned files need equally many"
+    assert failure(files=files).startswith(message)
+
+
+def test_wrong_encoding_is_told_with_line_and_byte(tmp_path, failure):
+    path = _write(tmp_path / "a.tsv", b"\xef\xbb\xbfone\teins\nfive\tf\xfcnf\n")
+    assert f"{path} is not UTF-8: line 2 has byte 0xfc at byte offset {3 + 9 + 6};" in failure(tsv=path)
+
+
+def test_utf16_is_told_by_name(tmp_path, failure):
+    path = _write(tmp_path / "a.tsv", "one\teins\n".encode("utf-16"))
+    message = failure(tsv=path)
+    assert f"{path} is not UTF-8 and looks like UTF-16: line 1 has byte 0xff at byte offset 0;" in message
+    assert "iconv" in message
+
+
+def test_a_line_without_tab_is_told(tmp_path, failure):
+    path = _write(tmp_path / "a.tsv", "one\teins\n\ntwo zwei\n")
+    assert failure(tsv=path) == f"{path} line 3 has no tab; each line must be `source TAB target`."
+
+
+def test_a_line_with_too_few_columns_is_told(tmp_path, failure):
+    path = _write(tmp_path / "a.tsv", "1\tone\teins\n2\ttwo\n")
+    assert f"{path} line 2 has 2 columns and columns [1, 2], counted from 0, need 3" in failure(tsv=path, columns=[1, 2])
+
+
+def test_bad_json_is_told_with_line_and_column(tmp_path, failure):
+    path = _write(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}\n{"source": }\n')
+    assert f"{path} line 2 is not JSON: Expecting value at column 12" in failure(jsonl=path)
+
+
+@pytest.mark.parametrize(("record", "kind"), [([1], "a list"), ("x", "a text"), (3, "a number"), (None, "null")])
+def test_json_that_is_no_object_is_told(tmp_path, failure, record, kind):
+    path = _write_jsonl(tmp_path / "a.jsonl", record)
+    assert f"{path} line 1 is not a JSON object but {kind};" in failure(jsonl=path)
+
+
+def test_a_missing_field_is_told_with_the_nearest(tmp_path, failure):
+    path = _write_jsonl(tmp_path / "a.jsonl", {"translation": {"en": "a", "de": "b"}})
+    message = failure(jsonl=path, fields=["translaton.en", "translation.de"])
+    assert message == f"{path} line 1 has no field 'translaton.en'; the nearest is 'translation.en'."
+    assert "has no field 'source'; it has translation, translation.en, translation.de." in failure(jsonl=path)
+
+
+def test_a_field_without_text_is_told(tmp_path, failure):
+    path = _write_jsonl(tmp_path / "a.jsonl", {"source": "a", "target": None})
+    assert f"{path} line 1: field 'target' must hold text and holds null;" in failure(jsonl=path)
+
+
+def test_a_truncated_gzip_is_told(tmp_path, failure):
+    whole = gzip.compress(os.urandom(3000).hex().encode() + b"\ta\n")
+    path = _write(tmp_path / "a.tsv.gz", whole[:1500])
+    assert f"{path} is a damaged or truncated gzip file" in failure(tsv=path)
+    _write(path, b"\x1f\x8b" + b"\x00" * 40)
+    assert f"{path} is a damaged or truncated gzip file" in failure(tsv=path)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_corpus_is_told(tmp_path, failure, content):
+    path = _write(tmp_path / "a.tsv", content)
+    assert failure(tsv=path) == f"the corpus tsv: {path} has no pair in it; check that it is the right one."
+
+
+def test_a_file_without_rights_is_told(tmp_path, failure, monkeypatch):
+    def refused(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    path = _write(tmp_path / "a.tsv", "a\tb\n")
+    monkeypatch.setattr(Path, "open", refused)
+    assert f"{path} cannot be read: Permission denied" in failure(tsv=path)
