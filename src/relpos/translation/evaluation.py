@@ -1,10 +1,13 @@
 """Scores of translations: BLEU and chrF by sacrebleu, always with their signatures, also by length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import datasets
 from sacrebleu.metrics import BLEU, CHRF
+
+from relpos.translation.generation import Hypothesis, Search, Translator
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,55 @@ class Bucket:
     shortest: int
     longest: int
     scores: Scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one test set, whole and by length, and the hypotheses behind them.
+
+    `length_unit` says what lengths count: words of the source, or items of a generated line.
+    """
+
+    scores: Scores
+    buckets: list[Bucket]
+    length_unit: str
+    hypotheses: list[Hypothesis]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Scores as plain values, without the hypotheses."""
+        return {
+            "scores": self.scores.to_dict(),
+            "length_unit": self.length_unit,
+            "buckets": [asdict(bucket) for bucket in self.buckets],
+        }
+
+
+def evaluate(
+    translator: Translator,
+    pairs: datasets.Dataset,
+    search: Search | None = None,
+    *,
+    edges: Sequence[int] = (5, 10, 20, 40),
+    progress: Callable[[int], object] | None = None,
+) -> Evaluation:
+    """Translate the sources of `pairs` and score the best hypotheses.
+
+    Args:
+        pairs: columns source and target; a column `items` replaces words as the length.
+        edges: last length of each bucket but the open one at the end, rising.
+        progress: called with the number of segments done since its last call.
+    """
+    sources, references = pairs["source"][:], pairs["target"][:]
+    best = [found[0] for found in translator.translate(sources, search, progress=progress)]
+    hypotheses = [hypothesis.text for hypothesis in best]
+    has_items = "items" in pairs.column_names
+    lengths = pairs["items"][:] if has_items else [len(source.split()) for source in sources]
+    return Evaluation(
+        scores=score(hypotheses, references),
+        buckets=score_by_length(lengths, hypotheses, references, edges),
+        length_unit="numbers in the line" if has_items else "words in the source",
+        hypotheses=best,
+    )
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:

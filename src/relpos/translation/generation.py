@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,15 +113,10 @@ class Translator:
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             decoder_input_ids=torch.tensor([start], device=device).expand(len(ids), -1),
-            do_sample=search.sample,
-            num_beams=1 if search.sample else search.beams,
             num_return_sequences=search.n_best,
-            length_penalty=search.length_penalty,
-            temperature=search.temperature if search.sample else None,
-            top_k=0 if search.sample else None,
-            early_stopping=False,
             max_length=None,
             max_new_tokens=limit,
+            **_settings(search),
         )
         by_rank = sequences.unflatten(0, (len(ids), search.n_best)).unbind(1)
         ranked = [self._read(batch, found, len(start), search.length_penalty) for found in by_rank]
@@ -140,6 +136,20 @@ class Translator:
         scores = -losses.view(labels.shape).sum(1) / lengths**length_penalty
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return [Hypothesis(text.strip(), score) for text, score in zip(texts, scores.tolist(), strict=True)]
+
+
+def _settings(search: Search) -> dict[str, Any]:
+    """`search` in the words of `generate`, which warns of settings that have no effect."""
+    if search.sample:
+        return {"do_sample": True, "num_beams": 1, "temperature": search.temperature, "top_k": 0}
+    if search.beams == 1:
+        return {"do_sample": False, "num_beams": 1, "length_penalty": None, "early_stopping": None}
+    return {
+        "do_sample": False,
+        "num_beams": search.beams,
+        "length_penalty": search.length_penalty,
+        "early_stopping": False,
+    }
 
 
 def _groups(lengths: list[int], tokens_per_batch: int) -> list[tuple[list[int], int]]:

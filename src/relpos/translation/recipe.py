@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from relpos.translation.corpora import CleaningRules, Source
-from relpos.translation.errors import InputError
+from relpos.translation.errors import UsageError
 
 
 class _Section(BaseModel):
@@ -130,7 +130,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe file, or one that comes with relpos by its name, and apply `key.key=value` overrides.
 
     Raises:
-        InputError: no such file, not YAML, an unknown key (with the nearest known one) or a wrong value.
+        UsageError: no such file, not YAML, an unknown key (with the nearest known one) or a wrong value.
     """
     path = Path(name)
     if path.is_file():
@@ -139,15 +139,15 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         text = (resources.files("relpos") / "recipes" / f"{name}.yaml").read_text("utf-8")
     else:
         known = ", ".join(packaged_recipes())
-        raise InputError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")
+        raise UsageError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise InputError(f"{name}{line}: not valid YAML ({getattr(error, 'problem', error)}).") from None
+        raise UsageError(f"{name}{line}: not valid YAML ({getattr(error, 'problem', error)}).") from None
     if not isinstance(values, dict):
-        raise InputError(f"{name}: a recipe is a mapping of keys to values; got {type(values).__name__}.")
+        raise UsageError(f"{name}: a recipe is a mapping of keys to values; got {type(values).__name__}.")
     for override in overrides or []:
         _apply(values, override)
     return check_recipe(values, name)
@@ -158,7 +158,7 @@ def check_recipe(values: dict[str, Any], name: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except pydantic.ValidationError as error:
-        raise InputError("; ".join(_sentence(item, name) for item in error.errors()[:3])) from None
+        raise UsageError("; ".join(_sentence(item, name) for item in error.errors()[:3])) from None
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
@@ -171,20 +171,20 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}. Save the recipe as UTF-8.") from None
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}. Save the recipe as UTF-8.") from None
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}.") from None
+        raise UsageError(f"{path}: {error.strerror}.") from None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
-        raise InputError(f"option --{key} needs a value: --{key} VALUE.")
+        raise UsageError(f"option --{key} needs a value: --{key} VALUE.")
     *sections, last = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise InputError(f"option --{key}: {section} holds one value, not further keys.")
+            raise UsageError(f"option --{key}: {section} holds one value, not further keys.")
     try:
         values[last] = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -308,7 +309,12 @@ class _Log(TrainerCallback):
         """Open the bar."""
         if state.is_world_process_zero:
             self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc="training", unit="update", mininterval=1.0
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="training",
+                unit="update",
+                mininterval=1.0,
+                disable=None,  # no bar where standard error is no terminal
             )
 
     def on_step_end(
@@ -332,7 +338,7 @@ class _Log(TrainerCallback):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if self.bar is not None:
-            self.bar.write(_line(state.global_step, logs), file=self.bar.fp)
+            self.bar.write(_line(state.global_step, logs), file=sys.stderr)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any

@@ -45,7 +45,9 @@ def install(tmp_path, monkeypatch):
     return _install
 
 
-@pytest.mark.parametrize("path", ["fake/locale/de/LC_MESSAGES/a.mo", "fake/locale/de/LC_MESSAGES/a.po", "fake/po/de.po"])
+@pytest.mark.parametrize(
+    "path", ["fake/locale/de/LC_MESSAGES/a.mo", "fake/locale/de/LC_MESSAGES/a.po", "fake/po/de.po"]
+)
 @pytest.mark.parametrize("editable", [False, True])
 def test_catalogs_are_found_plain_or_editable(install, read, path, editable):
     names = install({path: _catalog(("one", "eins"))}, editable=editable)
@@ -65,7 +67,9 @@ def test_a_region_falls_back_to_its_language(install, read, language):
 
 def test_an_own_catalog_comes_before_the_fallback(install, read):
     tags = {"de": "Januar", "de_AT": "J\u00e4nner", "pt-BR": "janeiro"}
-    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("January", text)) for tag, text in tags.items()})
+    names = install(
+        {f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("January", text)) for tag, text in tags.items()}
+    )
     assert read("en", "de-AT", catalogs=names) == [("January", "J\u00e4nner")]
     assert read("en", "de-CH", catalogs=names) == [("January", "Januar")]
     # the only one of its language
@@ -92,7 +96,9 @@ def test_doubtful_and_empty_messages_are_left_out(install, read):
 @pytest.mark.parametrize("ending", ["po", "mo"])
 def test_both_plural_forms_are_taken_where_there_are_two(install, read, ending):
     def plural(*forms):
-        return _catalog(polib.POEntry(msgid="%d day", msgid_plural="%d days", msgstr_plural=dict(enumerate(forms))))
+        return _catalog(
+            polib.POEntry(msgid="%d day", msgid_plural="%d days", msgstr_plural=dict(enumerate(forms)))
+        )
 
     names = install(
         {
@@ -155,7 +161,9 @@ def test_accelerator_marks_are_taken_off_both_sides(install, read):
 
 
 def test_ampersands_are_marks_where_the_catalog_uses_them(install, read):
-    catalog = _catalog(("&Open", "\u00d6&ffnen"), ("E&xit", "(&X) Ende"), ("Save &amp; close", "Sichern &amp; Ende"))
+    catalog = _catalog(
+        ("&Open", "\u00d6&ffnen"), ("E&xit", "(&X) Ende"), ("Save &amp; close", "Sichern &amp; Ende")
+    )
     assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
         ("Open", "\u00d6ffnen"),
         ("Exit", "Ende"),
@@ -163,12 +171,24 @@ def test_ampersands_are_marks_where_the_catalog_uses_them(install, read):
     ]
 
 
-def test_lines_are_joined_and_paragraphs_split_where_they_answer_each_other(install, read):
-    catalog = _catalog(("a\nb\n\nc", "d\ne\n \nf"), ("g\n\nh", "i\nj"))
+def test_paragraphs_and_sentences_are_split_where_they_answer_each_other(install, read):
+    catalog = _catalog(
+        ("a\nb\n\nc", "d\ne\n \nf"),
+        ("g\n\nh", "i\nj"),
+        ("It is here. Take it!", "Es ist hier. Nimm es!"),
+        ("Take it. It is here.", "Nimm es, denn es ist hier."),
+        ("What? It is here.", "Wie bitte. Ist es hier?"),
+        ("No. It is the one thing which is here.", "Ein einziges Ding ist hier, und zwar dieses. Ja."),
+    )
     assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
         ("a b", "d e"),
         ("c", "f"),
         ("g h", "i j"),
+        ("It is here.", "Es ist hier."),
+        ("Take it!", "Nimm es!"),
+        ("Take it. It is here.", "Nimm es, denn es ist hier."),
+        ("What? It is here.", "Wie bitte. Ist es hier?"),
+        ("No. It is the one thing which is here.", "Ein einziges Ding ist hier, und zwar dieses. Ja."),
     ]
 
 

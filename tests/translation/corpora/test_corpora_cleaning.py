@@ -97,6 +97,19 @@ def test_placeholders_can_be_limited_and_patterns_forbidden(table):
         CleaningRules(drop_matching="(")
 
 
+def test_ends_of_sentences_can_be_made_to_match(table):
+    pairs = [
+        ("It is.", "Es ist"),
+        ("Is it?", "Ist es."),
+        ("names:", "Namen:"),
+        ("a day.", "\u4e00\u5929\u3002"),
+    ]
+    kept, report = clean(table(pairs), CleaningRules(match_ends=True))
+    assert _pairs(kept) == pairs[2:]
+    assert report.dropped == {"ends differ": 2}
+    assert len(clean(table(pairs))[0]) == 4
+
+
 def test_other_columns_stay(tmp_path):
     numbers = read_corpus(Source(numbers={"lines": 20}), "en", "de", tmp_path)
     kept, report = clean(numbers)

@@ -1,6 +1,7 @@
 """Pairs from plain files: what is tolerated, and what a person is told about the rest."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relpos.translation.corpora import Source, read_corpora, read_corpus, table
+from relpos.translation.corpora import Source, read_corpora, read_corpus, read_lines, table
 from relpos.translation.errors import InputError
 
 
@@ -68,7 +69,9 @@ def test_limit_reads_the_first_pairs(tmp_path, read):
 
 
 def test_jsonl_reads_plain_and_dotted_fields(tmp_path, read):
-    path = _write_jsonl(tmp_path / "a.jsonl", {"source": "one", "target": "eins", "t": {"en": "1", "de": "I"}})
+    path = _write_jsonl(
+        tmp_path / "a.jsonl", {"source": "one", "target": "eins", "t": {"en": "1", "de": "I"}}
+    )
     assert read(jsonl=path) == [("one", "eins")]
     assert read(jsonl=path, fields=["t.en", "t.de"]) == [("1", "I")]
     dotted = _write_jsonl(tmp_path / "b.jsonl", {"t.en": "one", "t.de": "eins"})
@@ -112,7 +115,9 @@ def killed(*args):
 table.read_tsv = killed
 table.read_corpus(Source(tsv=sys.argv[1]), "en", "de", pathlib.Path(sys.argv[2]))
 """
-    killed = subprocess.run([sys.executable, "-c", script, str(path), str(tmp_path / "cache")], capture_output=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(path), str(tmp_path / "cache")], capture_output=True
+    )
     assert killed.returncode == -9, killed.stderr
     assert len(read(tsv=path)) == 5_000
 
@@ -128,7 +133,9 @@ def test_a_folder_is_no_file(tmp_path, failure):
 @pytest.mark.parametrize(("source", "target"), [(3, 5), (5, 3), (0, 1)])
 def test_unequal_files_are_told_with_both_counts(tmp_path, failure, source, target):
     files = _write(tmp_path / "en", "a\n" * source), _write(tmp_path / "de", "b\n" * target)
-    message = f"{files[0]} has {source} lines and {files[1]} has {target}; line-aligned files need equally many"
+    message = (
+        f"{files[0]} has {source} lines and {files[1]} has {target}; line-aligned files need equally many"
+    )
     assert failure(files=files).startswith(message)
 
 
@@ -151,7 +158,9 @@ def test_a_line_without_tab_is_told(tmp_path, failure):
 
 def test_a_line_with_too_few_columns_is_told(tmp_path, failure):
     path = _write(tmp_path / "a.tsv", "1\tone\teins\n2\ttwo\n")
-    assert f"{path} line 2 has 2 columns and columns [1, 2], counted from 0, need 3" in failure(tsv=path, columns=[1, 2])
+    assert f"{path} line 2 has 2 columns and columns [1, 2], counted from 0, need 3" in failure(
+        tsv=path, columns=[1, 2]
+    )
 
 
 def test_bad_json_is_told_with_line_and_column(tmp_path, failure):
@@ -159,7 +168,9 @@ def test_bad_json_is_told_with_line_and_column(tmp_path, failure):
     assert f"{path} line 2 is not JSON: Expecting value at column 12" in failure(jsonl=path)
 
 
-@pytest.mark.parametrize(("record", "kind"), [([1], "a list"), ("x", "a text"), (3, "a number"), (None, "null")])
+@pytest.mark.parametrize(
+    ("record", "kind"), [([1], "a list"), ("x", "a text"), (3, "a number"), (None, "null")]
+)
 def test_json_that_is_no_object_is_told(tmp_path, failure, record, kind):
     path = _write_jsonl(tmp_path / "a.jsonl", record)
     assert f"{path} line 1 is not a JSON object but {kind};" in failure(jsonl=path)
@@ -180,15 +191,35 @@ def test_a_field_without_text_is_told(tmp_path, failure):
 def test_a_truncated_gzip_is_told(tmp_path, failure):
     whole = gzip.compress(os.urandom(3000).hex().encode() + b"\ta\n")
     path = _write(tmp_path / "a.tsv.gz", whole[:1500])
-    assert f"{path} is a damaged or truncated gzip file" in failure(tsv=path)
+    assert f"{path} is damaged or truncated gzip" in failure(tsv=path)
     _write(path, b"\x1f\x8b" + b"\x00" * 40)
-    assert f"{path} is a damaged or truncated gzip file" in failure(tsv=path)
+    assert f"{path} is damaged or truncated gzip" in failure(tsv=path)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_an_empty_corpus_is_told(tmp_path, failure, content):
     path = _write(tmp_path / "a.tsv", content)
     assert failure(tsv=path) == f"the corpus tsv: {path} has no pair in it; check that it is the right one."
+
+
+def test_a_stream_is_read_as_a_file_and_stays_open():
+    for content in (b"one\r\ntwo", gzip.compress(b"one\ntwo\n")):
+        stream = io.BufferedReader(io.BytesIO(content))
+        assert list(read_lines(stream)) == ["one", "two"]
+        assert not stream.closed
+    with pytest.raises(
+        InputError, match="standard input is not UTF-8: line 2 has byte 0xff at byte offset 4;"
+    ):
+        list(read_lines(io.BufferedReader(io.BytesIO(b"one\n\xff"))))
+    assert list(read_lines(io.BufferedReader(io.BytesIO(b"")))) == []
+
+
+def test_a_cache_that_is_a_file_is_told(tmp_path):
+    path = _write(tmp_path / "a.tsv", "a\tb\n")
+    with pytest.raises(
+        InputError, match=r"the cache folder .*a.tsv cannot be made: File exists; choose another one"
+    ):
+        read_corpus(Source(tsv=path), "en", "de", path)
 
 
 def test_a_file_without_rights_is_told(tmp_path, failure, monkeypatch):

@@ -14,7 +14,9 @@ from relpos.translation.corpora.numbers import NumberLines
 def saved(tmp_path):
     """A folder with the splits train and validation."""
     rows = {"source": ["one"], "target": ["eins"], "translation": [{"en": "1", "de": "I"}]}
-    splits = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name in ("train", "validation")})
+    splits = datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict(rows) for name in ("train", "validation")}
+    )
     splits.save_to_disk(tmp_path / "saved")
     return tmp_path / "saved"
 
@@ -34,7 +36,10 @@ def test_every_key_of_a_recipe_is_described(model):
         ({"tsv": "a", "columns": [1, 1]}, r"two different numbers from 0 on; got \[1, 1\]"),
         ({"tsw": "a"}, "Extra inputs are not permitted"),
         ({"tsv": "a", "limit": 0}, "greater than 0"),
-        ({"numbers": {"lines": 1, "shortest": 3, "longest": 2}}, "shortest must be at most longest; got 3 and 2"),
+        (
+            {"numbers": {"lines": 1, "shortest": 3, "longest": 2}},
+            "shortest must be at most longest; got 3 and 2",
+        ),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(keys, message):
@@ -44,7 +49,9 @@ def test_a_source_that_makes_no_sense_is_refused(keys, message):
 
 def test_a_saved_data_set_is_read(saved, read):
     assert read(dataset=str(saved)) == [("one", "eins")]
-    assert read(dataset=str(saved), split="validation", fields=["translation.en", "translation.de"]) == [("1", "I")]
+    assert read(dataset=str(saved), split="validation", fields=["translation.en", "translation.de"]) == [
+        ("1", "I")
+    ]
     assert read(dataset=str(saved / "train")) == [("one", "eins")]
 
 
@@ -78,7 +85,9 @@ def test_a_missing_folder_is_told(failure):
 
 def test_a_file_is_no_data_set(tmp_path, failure):
     (tmp_path / "a.tsv").write_text("a\tb\n")
-    assert "is a file, and a name or a folder was expected; use tsv or jsonl" in failure(dataset=str(tmp_path / "a.tsv"))
+    assert "is a file, and a name or a folder was expected; use tsv or jsonl" in failure(
+        dataset=str(tmp_path / "a.tsv")
+    )
 
 
 def test_an_unreachable_hub_is_told_at_once(failure, monkeypatch):

@@ -1,6 +1,7 @@
 """Splitting: nothing leaks, and nothing but the pairs and the seed decides."""
 
 import random
+from itertools import pairwise
 
 import datasets
 import pytest
@@ -30,7 +31,7 @@ def _split(pairs, shares=SHARES, seed=0):
 
 def _bigrams(text):
     found = skeleton(text)
-    return set(zip(found, found[1:], strict=False))
+    return set(pairwise(found))
 
 
 def _are_near(a, b):
@@ -114,7 +115,9 @@ def test_what_differs_in_numbers_signs_or_placeholders_alone_stays_together():
 
 
 def test_either_side_is_enough_to_be_near():
-    pairs = [(f"{_letters(i)}x {_letters(i)}y", f"Das ist gleich, {i}.") for i in range(3)] + _distinct_pairs(300)[3:]
+    pairs = [(f"{_letters(i)}x {_letters(i)}y", f"Das ist gleich, {i}.") for i in range(3)] + _distinct_pairs(
+        300
+    )[3:]
     for seed in range(8):
         parts = _split(pairs, seed=seed)
         assert sum(any(target.startswith("Das") for _, target in part) for part in parts.values()) == 1

@@ -5,6 +5,7 @@ from relpos.translation.corpora.numbers import NumberLines
 from relpos.translation.corpora.source import Source
 from relpos.translation.corpora.splitting import split
 from relpos.translation.corpora.table import read_corpora, read_corpus
+from relpos.translation.corpora.textfile import read_lines
 
 __all__ = [
     "CleaningReport",
@@ -14,5 +15,6 @@ __all__ = [
     "clean",
     "read_corpora",
     "read_corpus",
+    "read_lines",
     "split",
 ]

@@ -13,7 +13,12 @@ import datasets
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
-from relpos.translation.corpora.skeleton import count_characters, count_words, placeholders, without_placeholders
+from relpos.translation.corpora.skeleton import (
+    count_characters,
+    count_words,
+    placeholders,
+    without_placeholders,
+)
 
 # raised whenever the rules judge a pair otherwise, so that older tables in a cache are not reused
 _VERSION = 1
@@ -29,12 +34,16 @@ _REASONS = (
     "matches drop_matching",
     "placeholders differ",
     "too many placeholders",
+    "ends differ",
     "length ratio",
     "too long",
     _DUPLICATE,
 )
 
 _REASON, _PAIR = "_reason", "_pair"
+
+# the same ends in Chinese and Japanese, Arabic, and Indic scripts
+_ENDS = str.maketrans("\u3002\uff01\uff1f\uff1a\u061f\u06d4\u0964", ".!?:?..")
 
 # what the shorter side is granted on top of the ratio, since short texts differ most
 _SLACK = 15
@@ -50,6 +59,10 @@ class CleaningRules(BaseModel):
     match_placeholders: bool = Field(
         default=True,
         description="Drop pairs whose sides differ in placeholders, tags, entities: %s, {name}, <b>, &amp;.",
+    )
+    match_ends: bool = Field(
+        default=False,
+        description="Drop pairs where one side ends with one of . ! ? : and the other with another or none.",
     )
     max_placeholders: int | None = Field(
         default=None,
@@ -181,12 +194,19 @@ def _reason(source: str, target: str, rules: CleaningRules) -> str:
             return "placeholders differ"
         if rules.max_placeholders is not None and max(left.total(), right.total()) > rules.max_placeholders:
             return "too many placeholders"
+    if rules.match_ends and _end(source) != _end(target):
+        return "ends differ"
     lengths = count_characters(source), count_characters(target)
     if rules.max_ratio is not None and max(lengths) > rules.max_ratio * min(lengths) + _SLACK:
         return "length ratio"
     if rules.max_words is not None and max(count_words(source), count_words(target)) > rules.max_words:
         return "too long"
     return _KEEP
+
+
+def _end(text: str) -> str:
+    end = text[-1].translate(_ENDS)
+    return end if end in ".!?:" else ""
 
 
 def _letter_share(text: str) -> float:

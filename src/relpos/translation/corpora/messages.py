@@ -9,7 +9,7 @@ from pathlib import Path
 import polib
 
 from relpos.translation.corpora.readers import Pair
-from relpos.translation.corpora.skeleton import protected
+from relpos.translation.corpora.skeleton import count_characters, protected
 from relpos.translation.errors import InputError
 
 # Zope's tools give messages a symbolic id and write the English text into a comment; \" stands for a quote
@@ -21,6 +21,9 @@ _SYMBOLIC = re.compile(r"[a-z0-9]+(?:[_.:-][A-Za-z0-9]+)*_[A-Za-z0-9_.:-]+")
 _JOINED_WORDS = re.compile(r"[^\s_]+(?:_[^\s_]+)+")
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
+_SENTENCE_END = re.compile(r"(?<=[^\W\d_]{2}[.!?])\s+(?=[\"\u201c\u201e(]?[^\W\d_])")
+# characters that the shorter of two parts is granted, since short texts differ most
+_SLACK = 15
 
 # a mark before the letter that a key press selects: _File in GTK, &File in Qt
 _MARKS = "_&"
@@ -35,8 +38,8 @@ def read_messages(path: Path) -> list[Pair]:
 
     Left out are the header and messages that are fuzzy, obsolete, untranslated, known by a symbolic id alone,
     or names with underscores for spaces.
-    Of plural forms both are taken where the language has two. Texts of several paragraphs are split where
-    both sides have equally many; the lines of a paragraph are joined.
+    Of plural forms both are taken where the language has two. The lines of a paragraph are joined; paragraphs
+    and sentences become pairs of their own where both sides have equally many that can belong together.
 
     Raises:
         InputError: the file is no catalog.
@@ -44,7 +47,7 @@ def read_messages(path: Path) -> list[Pair]:
     pairs = [pair for entry in _entries(path) for pair in _forms(entry)]
     pairs = [pair for pair in pairs if not _is_joined_words(*pair)]
     marks = [mark for mark in _MARKS if _uses_mark(pairs, mark)]
-    return [part for pair in pairs for part in _paragraphs(*_strip_marks(pair, marks))]
+    return [part for pair in pairs for part in _parts(*_strip_marks(pair, marks))]
 
 
 def _entries(path: Path) -> Iterator[polib.POEntry | polib.MOEntry]:
@@ -86,12 +89,25 @@ def _is_joined_words(english: str, translation: str) -> bool:
     return english.count("_") > 1 or bool(_JOINED_WORDS.fullmatch(translation.strip()))
 
 
-def _paragraphs(english: str, translation: str) -> Iterator[Pair]:
-    left, right = (_BLANK_LINE.split(text.strip()) for text in (english, translation))
-    if len(left) != len(right):
-        left, right = [english], [translation]
-    for pair in zip(left, right, strict=True):
-        yield " ".join(pair[0].split()), " ".join(pair[1].split())
+def _parts(english: str, translation: str) -> Iterator[Pair]:
+    """Split a message into paragraphs and these into sentences, as far as the two sides answer each other."""
+    for left, right in _split(english, translation, _BLANK_LINE):
+        # lines inside a paragraph are broken where there was room
+        yield from _split(" ".join(left.split()), " ".join(right.split()), _SENTENCE_END)
+
+
+def _split(english: str, translation: str, border: re.Pattern[str]) -> list[Pair]:
+    left, right = (border.split(text.strip()) for text in (english, translation))
+    pairs = list(zip(left, right, strict=False))
+    do_answer = len(left) == len(right) and all(_do_answer(*pair) for pair in pairs)
+    return pairs if do_answer else [(english, translation)]
+
+
+def _do_answer(english: str, translation: str) -> bool:
+    """Say whether two parts can belong together: they end alike, and neither is twice as long."""
+    shorter, longer = sorted((count_characters(english), count_characters(translation)))
+    is_end_equal = english[-1:] in ".!?:" or translation[-1:] in ".!?:"
+    return longer <= 2 * shorter + _SLACK and (not is_end_equal or english[-1:] == translation[-1:])
 
 
 def _uses_mark(pairs: list[Pair], mark: str) -> bool:
@@ -101,9 +117,11 @@ def _uses_mark(pairs: list[Pair], mark: str) -> bool:
 
 
 def _strip_marks(pair: Pair, marks: list[str]) -> Pair:
-    """Take the mark off both sides, also where only one has it."""
+    """Take the mark off both sides, also where only one has it; names such as file_name stay."""
     for mark in marks:
-        if all(len(_marked_letters(text, mark)) <= 1 for text in pair):
+        names = re.findall(rf"\w+{mark}\w+", protected(pair[0]))
+        is_name = any(re.search(rf"\b{re.escape(name)}\b", pair[1]) for name in names)
+        if not is_name and all(len(_marked_letters(text, mark)) <= 1 for text in pair):
             pair = _strip_mark(pair[0], mark), _strip_mark(pair[1], mark)
     return pair
 

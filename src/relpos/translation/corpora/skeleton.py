@@ -23,7 +23,7 @@ _TAG_NAME = re.compile(r"</?[A-Za-z][\w:-]*")
 # scripts that are written without spaces: Thai, Lao, Khmer, Myanmar, Japanese, Chinese
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _UNSPACED_SIGN = re.compile(f"[{_UNSPACED}]")
-# marks that belong to the letter before them and are no letters to `re`: accents, Hebrew, Arabic, Indic vowels
+# marks that belong to the letter before them and are no letters to `re`: accents, Semitic and Indic vowels
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0903\u093a-\u0963\u0981-\u0d83"
 _WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])[^\W\d_]|[{_MARKS}])+")
 
@@ -57,7 +57,7 @@ def count_words(text: str) -> int:
 
 
 def count_characters(text: str) -> int:
-    """Return the number of characters; a sign of a script without spaces counts as three, for what it says."""
+    """Return the number of characters; a sign of a script without spaces counts as three."""
     return len(text) + 2 * len(_UNSPACED_SIGN.findall(text))
 
 

@@ -45,8 +45,14 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
         source_language, target_language: tags such as `en`, `de` or `de-AT`.
         cache: folder for the tables; made where missing.
     Raises:
-        InputError: the corpus cannot be read, or has no pair.
+        InputError: the corpus cannot be read, or has no pair; or the cache folder cannot be made.
     """
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"the cache folder {cache} cannot be made: {error.strerror}; choose another one."
+        ) from error
     opened = _open(source, source_language, target_language, cache)
     spec = source.model_dump(mode="json", exclude_none=True)
     key = json.dumps([_READERS_VERSION, spec, source_language, target_language, opened.key], sort_keys=True)
@@ -77,7 +83,7 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
 def read_corpora(
     sources: Sequence[Source], source_language: str, target_language: str, cache: Path
 ) -> datasets.Dataset:
-    """Read corpora one after the other into one table with the columns `source` and `target`.
+    """Read corpora one after the other into one table with the columns that all of them have.
 
     Raises:
         InputError: there is no corpus, or one of them cannot be read.
@@ -87,8 +93,8 @@ def read_corpora(
             "no corpus is named; give at least one of tsv, files, jsonl, dataset, catalogs, numbers."
         )
     tables = [read_corpus(source, source_language, target_language, cache) for source in sources]
-    # only numbers have a third column, and it has no meaning for other text
-    return datasets.concatenate_datasets([table.select_columns(["source", "target"]) for table in tables])
+    shared = [name for name in tables[0].column_names if all(name in table.column_names for table in tables)]
+    return datasets.concatenate_datasets([table.select_columns(shared) for table in tables])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lines of a text file, plain or gzipped, in UTF-8.
+"""Lines of a text file or of standard input, plain or gzipped, in UTF-8.
 
 Only a line feed ends a line: the signs that `str.splitlines` also breaks at (U+2028, form feed, ...) stay
 inside. What cannot be read is an `InputError` that names the file, the line and the byte.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from relpos.translation.errors import InputError
 
@@ -19,19 +20,20 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without their ends; a byte-order mark and Windows line ends are
-    tolerated.
+def read_lines(file: Path | BinaryIO) -> Iterator[str]:
+    """Yield the lines of UTF-8 text without their ends; byte-order mark and Windows line ends are tolerated.
 
     Args:
-        path: a file; gzip is recognised by its first two bytes, whatever the name.
+        file: a path, or an open stream such as `sys.stdin.buffer`, which stays open; gzip is recognised by
+            its first two bytes, whatever the name.
     Raises:
         InputError: the file is missing, a folder, unreadable, a damaged gzip, or not UTF-8.
     """
+    name = str(file) if isinstance(file, Path) else "standard input"
     offset = 0
     try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
+        with _open(file) as stream:
+            for number, raw in enumerate(stream, start=1):
                 start = offset
                 offset += len(raw)
                 if number == 1 and raw.startswith(_BYTE_ORDER_MARK):
@@ -39,15 +41,15 @@ def read_lines(path: Path) -> Iterator[str]:
                     start += len(_BYTE_ORDER_MARK)
                 line = raw[:-1] if raw.endswith(b"\n") else raw
                 line = line[:-1] if line.endswith(b"\r") else line
-                yield _decode(line, path, number, start)
+                yield _decode(line, name, number, start)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
-            f"{path} is a damaged or truncated gzip file (readable up to byte {offset} of its text); "
+            f"{name} is damaged or truncated gzip (readable up to byte {offset} of its text); "
             "copy or download it again."
         ) from error
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read: {error.strerror or error}; check the path and its rights."
+            f"{name} cannot be read: {error.strerror or error}; check the path and its rights."
         ) from error
 
 
@@ -59,23 +61,25 @@ def check_is_file(path: Path) -> None:
         raise InputError(f"{path} does not exist (seen from {Path.cwd()}); check the path.")
 
 
-def _open(path: Path) -> BinaryIO:
-    check_is_file(path)
-    file = path.open("rb")
-    magic = file.read(len(_GZIP))
-    file.seek(0)
-    if magic != _GZIP:
-        return file
-    file.close()
-    return cast(BinaryIO, gzip.open(path, "rb"))
+@contextmanager
+def _open(file: Path | BinaryIO) -> Iterator[Iterable[bytes]]:
+    """Give the lines of a path or a stream, unpacked; a stream is left open."""
+    with ExitStack() as stack:
+        if isinstance(file, Path):
+            check_is_file(file)
+            file = stack.enter_context(file.open("rb"))
+        # a stream that cannot look ahead is taken as plain
+        peek = getattr(file, "peek", lambda size: b"")
+        is_gzip = peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+        yield stack.enter_context(gzip.open(file)) if is_gzip else file
 
 
-def _decode(line: bytes, path: Path, number: int, start: int) -> str:
+def _decode(line: bytes, name: str, number: int, start: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         looks = " and looks like UTF-16" if number == 1 and line[:2] in _UTF16_MARKS else ""
         raise InputError(
-            f"{path} is not UTF-8{looks}: line {number} has byte 0x{line[error.start]:02x} "
+            f"{name} is not UTF-8{looks}: line {number} has byte 0x{line[error.start]:02x} "
             f"at byte offset {start + error.start}; convert it with, for example, `iconv -t UTF-8`."
         ) from error

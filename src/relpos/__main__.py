@@ -1,0 +1,5 @@
+"""`python -m relpos` is the command `relpos`."""
+
+from relpos.cli import main
+
+main()

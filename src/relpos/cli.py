@@ -1,0 +1,448 @@
+"""The command `relpos`: text in, text out, progress on standard error.
+
+Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped by Ctrl-C (143 by SIGTERM). What went wrong is one
+line on standard error.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+try:
+    import click
+    import typer
+except ModuleNotFoundError:
+    sys.exit('relpos: the commands need more packages: pip install "relpos[translate]"')
+
+if TYPE_CHECKING:
+    from relpos.translation.evaluation import Evaluation
+    from relpos.translation.generation import Search, Translator
+
+app = typer.Typer(
+    help="Translate with relative position representations (Shaw, Uszkoreit and Vaswani, 2018).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a model, or of the run that trained it.")]
+BeamsOption = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept at each step; 1 is greedy.  [default: the model's, 4]")]
+PenaltyOption = Annotated[
+    float | None, typer.Option(help="Exponent on the length that divides a score.  [default: the model's, 0.6]")
+]
+BatchOption = Annotated[int, typer.Option(min=1, help="Source subwords translated at once.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+_WITH_KEYS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def main() -> None:
+    """Run the command and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command with `arguments`; returns its exit code."""
+    try:
+        result = app(arguments, prog_name="relpos", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _fail("stopped.", 130)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except BrokenPipeError:
+        # the reader of our output has left; keep Python from complaining once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """The exit code for `error`, told in one line; errors that are not the user's are raised again."""
+    if isinstance(error, ModuleNotFoundError):
+        return _fail(f"{error}. {_extra_for(error.name)}", 1)
+    from relpos.translation.errors import InputError, UsageError
+
+    if isinstance(error, UsageError):
+        return _fail(str(error), 2)
+    if isinstance(error, InputError):
+        return _fail(str(error), 1)
+    if type(error).__name__ == "Interrupted":
+        number, checkpoint = error.args
+        where = f"the state is in {checkpoint}; go on with --resume" if checkpoint else "nothing was saved yet"
+        return _fail(f"stopped; {where}.", 128 + number)
+    raise error
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"relpos: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _extra_for(module: str | None) -> str:
+    plots = {"matplotlib", "jinja2"}
+    extra = "plots" if module in plots else "demo" if module == "num2words" else "translate"
+    return f'This command needs more packages: pip install "relpos[{extra}]"'
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if show_version:
+        print(f"relpos {version('relpos')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise click.UsageError("no command given; see relpos --help.")
+
+
+@app.command(context_settings=_WITH_KEYS)
+def train(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a recipe that comes with relpos.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs, the model.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a translator as a recipe says.
+
+    Any key of the recipe is an option too: --training.updates 1000 --model.dropout 0.3. Ctrl-C saves the
+    state and stops.
+    """
+    from relpos.translation.recipe import load_recipe
+    from relpos.translation.training import train as train_recipe
+
+    loaded = load_recipe(recipe, _overrides(context.args))
+    _settle()
+    model = train_recipe(loaded, out, resume=resume, report=_say)
+    if as_json:
+        print(json.dumps({"model": str(model), "run": str(out)}))
+    else:
+        _say(f"the model is in {model}; translate with: relpos translate {out} < text")
+
+
+@app.command()
+def translate(
+    model: ModelArgument,
+    file: Annotated[Path | None, typer.Argument(help="Text, one segment a line.  [default: standard input]")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.  [default: standard output]")] = None,
+    beams: BeamsOption = None,
+    length_penalty: PenaltyOption = None,
+    n_best: Annotated[int, typer.Option(min=1, help="Hypotheses for each line; more than one needs --json.")] = 1,
+    prefix: Annotated[str, typer.Option(help="Words that every translation begins with.")] = "",
+    sample: Annotated[bool, typer.Option("--sample", help="Draw translations from the model.")] = False,
+    temperature: Annotated[float, typer.Option(help="For --sample: over 1 is more varied.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="For --sample.")] = 0,
+    batch_tokens: BatchOption = 2048,
+    as_json: JsonOption = False,
+) -> None:
+    """Translate text line by line; empty lines stay empty lines."""
+    if n_best > 1 and not as_json:
+        raise click.UsageError("--n-best gives several translations a line; add --json.")
+    _settle()
+    import torch
+
+    from relpos.translation.generation import Translator
+
+    translator = Translator.load(model)
+    search = _search(
+        translator, beams, length_penalty, n_best=n_best, sample=sample, temperature=temperature, tokens_per_batch=batch_tokens
+    )
+    torch.manual_seed(seed)
+    with _written(output) as out:
+        for chunk in _chunks(_lines(file), 8192):
+            with _progress(len(chunk)) as advance:
+                found = translator.translate(chunk, search, prefix=prefix, progress=advance)
+            for source, hypotheses in zip(chunk, found, strict=True):
+                if as_json:
+                    record = {"source": source, "hypotheses": [vars(hypothesis) for hypothesis in hypotheses]}
+                    print(json.dumps(record, ensure_ascii=False), file=out)
+                else:
+                    print(" ".join(hypotheses[0].text.splitlines()), file=out)
+            out.flush()
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Test set: a .tsv or .jsonl, plain or gzipped; or give it twice, source and target.  [default: the run's own]"),
+    ] = None,
+    beams: BeamsOption = None,
+    length_penalty: PenaltyOption = None,
+    lengths: Annotated[str, typer.Option(help="Last length of each bucket but the open one, in words.")] = "5,10,20,40",
+    hypotheses: Annotated[Path | None, typer.Option(help="File to write the translations to.")] = None,
+    batch_tokens: BatchOption = 2048,
+    as_json: JsonOption = False,
+) -> None:
+    """Score translations of a test set: BLEU and chrF with their signatures, whole and by length."""
+    edges = _edges(lengths)
+    _settle()
+    from relpos.translation.evaluation import evaluate as evaluate_pairs
+    from relpos.translation.generation import Translator
+
+    translator = Translator.load(model)
+    pairs = _test_pairs(model, data or [])
+    search = _search(translator, beams, length_penalty, tokens_per_batch=batch_tokens)
+    with _progress(len(pairs)) as advance:
+        result = evaluate_pairs(translator, pairs, search, edges=edges, progress=advance)
+    if hypotheses is not None:
+        with _written(hypotheses) as out:
+            for hypothesis in result.hypotheses:
+                print(hypothesis.text, file=out)
+    if as_json:
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
+    else:
+        _print_scores(result)
+
+
+@app.command(context_settings=_WITH_KEYS)
+def reproduce(
+    context: typer.Context,
+    experiment: Annotated[str, typer.Argument(help="An experiment that comes with relpos: demo, multi30k.")],
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.jsonl and report.html.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Train and compare the variants of an experiment, and write a report with pictures.
+
+    Any key of its recipes is an option too. What is done is not done again: run it once more to go on.
+    """
+    from relpos.translation.experiments import load_experiment, run_experiment
+
+    loaded = load_experiment(experiment)
+    _settle()
+    out.mkdir(parents=True, exist_ok=True)
+    records = run_experiment(loaded, out, _overrides(context.args), _say)
+    report = _write_report(loaded.title, out, records)
+    if as_json:
+        print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
+    else:
+        _print_comparison(records)
+        print(f"\nThe report with pictures is {report}")
+
+
+def _settle() -> None:
+    """Set up this process, which is ours alone: quiet libraries, no network, memory kept for reuse."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    if sys.platform == "linux":
+        # glibc returns large blocks to the system at once, and a training step pays for their page
+        # faults again: measured 15 to 20 % of a step of the demo's size
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _overrides(arguments: list[str]) -> list[str]:
+    """`--key.key value` and `--key.key=value` as `key.key=value`."""
+    found: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        key = argument.removeprefix("--")
+        if key == argument or not key:
+            raise click.UsageError(f"unexpected argument {argument!r}.")
+        if "." not in key.partition("=")[0]:
+            raise click.UsageError(f"no such option: --{key.partition('=')[0]}; see --help.")
+        found.append(key if "=" in key else f"{key}={next(rest, '')}")
+        if found[-1].endswith("=") and "=" not in key:
+            raise click.UsageError(f"option --{key} needs a value.")
+    return found
+
+
+def _search(translator: "Translator", beams: int | None, length_penalty: float | None, **others: Any) -> "Search":
+    from relpos.translation.generation import Search
+
+    saved = translator.model.generation_config
+    beams = beams or saved.num_beams or Search.beams
+    if length_penalty is None:
+        length_penalty = Search.length_penalty if saved.length_penalty is None else saved.length_penalty
+    try:
+        return Search(beams=beams, length_penalty=length_penalty, **others)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _lines(file: Path | None) -> Iterator[str]:
+    from relpos.translation.corpora import read_lines
+
+    return read_lines(sys.stdin.buffer if file is None else file)
+
+
+def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@contextmanager
+def _written(output: Path | None) -> Iterator[Any]:
+    """A file that appears whole or not at all, or standard output."""
+    from relpos.translation.errors import InputError
+
+    if output is None:
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        yield sys.stdout
+        return
+    draft = output.with_name(output.name + ".part")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            yield file
+        draft.replace(output)
+    except OSError as error:
+        raise InputError(f"{output}: cannot be written ({error.strerror}).") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc="translating", unit="line", disable=None, leave=False) as bar:
+        yield bar.update
+
+
+def _edges(text: str) -> list[int]:
+    try:
+        edges = [int(part) for part in text.split(",")]
+    except ValueError:
+        edges = []
+    if not edges or edges[0] < 1 or edges != sorted(set(edges)):
+        raise click.UsageError(f"--lengths takes rising whole numbers from 1 on, such as 5,10,20; got {text!r}.")
+    return edges
+
+
+def _test_pairs(model: Path, data: list[Path]) -> Any:
+    import tempfile
+
+    from relpos.translation.corpora import Source, read_corpus
+    from relpos.translation.errors import UsageError
+    from relpos.translation.preparation import read_parts
+    from relpos.translation.recipe import load_recipe
+
+    if not data:
+        recipe = model / "recipe.yaml"
+        if not recipe.is_file():
+            raise UsageError(f"{model} does not know its test set; give one with --data.")
+        return read_parts(load_recipe(str(recipe)).data, model / "cache")[0]["test"]
+    if len(data) > 2:
+        raise UsageError(f"--data takes one file of pairs, or two files; got {len(data)}.")
+    if len(data) == 2:
+        source = Source(files=(data[0], data[1]))
+    elif ".jsonl" in data[0].suffixes:
+        source = Source(jsonl=data[0])
+    else:
+        source = Source(tsv=data[0])
+    return read_corpus(source, "source", "target", Path(tempfile.mkdtemp(prefix="relpos-")))
+
+
+def _print_scores(result: "Evaluation") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=None)
+    for name in (result.length_unit, "segments", "BLEU", "BLEU lowercased", "chrF", "exact"):
+        table.add_column(name, justify="right")
+    rows = [(f"{bucket.shortest} to {bucket.longest}", bucket.scores) for bucket in result.buckets]
+    for label, scores in [*rows, ("all", result.scores)]:
+        table.add_row(
+            label,
+            f"{scores.segments:,}",
+            f"{scores.bleu:.2f}",
+            f"{scores.bleu_lowercased:.2f}",
+            f"{scores.chrf:.2f}",
+            f"{scores.exact:.1%}",
+        )
+    console = Console()
+    console.print(table)
+    for name, signature in result.scores.signatures.items():
+        print(f"{name}: {signature}")
+
+
+def _print_comparison(records: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for task in dict.fromkeys(record["task"] for record in records):
+        rows = [record for record in records if record["task"] == task]
+        table = Table(title=f"{rows[0]['title']} ({rows[0]['scores']['segments']:,} test segments)")
+        for name in ("", "BLEU", "BLEU lc", "chrF", "exact", "weights", "updates", "minutes", "tokens/s"):
+            table.add_column(name, justify="left" if not name else "right")
+        for row in rows:
+            scores = row["scores"]
+            table.add_row(
+                row["variant"],
+                f"{scores['bleu']:.2f}",
+                f"{scores['bleu_lowercased']:.2f}",
+                f"{scores['chrf']:.2f}",
+                f"{scores['exact']:.1%}",
+                f"{row['weights']:,}",
+                f"{row['updates']:,}",
+                f"{row['seconds'] / 60:.1f}",
+                f"{row['target_tokens_per_second'] or 0:,.0f}",
+            )
+        console.print(table)
+        console.print(_length_table(rows))
+        sample = Table(title="Translations, every so-manieth test segment", show_lines=True)
+        for name in ("source", "reference", *(row["variant"] for row in rows)):
+            sample.add_column(name)
+        for cells in zip(*(row["samples"] for row in rows), strict=True):
+            first = cells[0]
+            sample.add_row(first["source"], first["reference"], *(cell["hypothesis"] for cell in cells))
+        console.print(sample)
+    for name, signature in records[0]["scores"]["signatures"].items():
+        print(f"{name}: {signature}")
+
+
+def _length_table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"By length: {rows[0]['length_unit']}")
+    for name in ("length", "segments", *(f"{row['variant']} {metric}" for metric in ("chrF", "exact") for row in rows)):
+        table.add_column(name, justify="right")
+    limit = rows[0]["trained_up_to"]
+    for buckets in zip(*(row["buckets"] for row in rows), strict=True):
+        first = buckets[0]
+        shortest, longest = first["shortest"], first["longest"]
+        label = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+        if limit is not None and shortest > limit:
+            label += " (longer than trained)"
+        table.add_row(
+            label,
+            f"{first['scores']['segments']:,}",
+            *(f"{bucket['scores']['chrf']:.1f}" for bucket in buckets),
+            *(f"{bucket['scores']['exact']:.1%}" for bucket in buckets),
+        )
+    return table
+
+
+def _write_report(title: str, out: Path, records: list[dict[str, Any]]) -> Path:
+    raise NotImplementedError

@@ -1,0 +1,158 @@
+"""The picture of what each distance does in each layer: on the keys above, on the values below."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.inspection._drawing import (
+    INK,
+    SHADE,
+    WIDTH,
+    distance_ticks,
+    limits,
+    line_style,
+    new_figure,
+    say,
+    tidy,
+    title,
+)
+from relpos.inspection._extra import Axes, Figure
+from relpos.inspection.observation import Observation
+
+_MOST_COLUMNS = 3
+
+
+def plot_distances(observations: Sequence[Observation]) -> Figure:
+    """For each layer, the mean position logit of each distance, a line for each head, and the norms of rel_v.
+
+    Several calls of one layer are averaged, each distance weighted by its pairs.
+
+    Args:
+        observations: what `observe` gave, of one model.
+    Raises:
+        ValueError: there are none.
+    """
+    if not observations:
+        raise ValueError(
+            "observations must hold at least one; got none. The model has no relative positions, "
+            "or `run` did not call it."
+        )
+    layers = _layers(observations)
+    columns = min(_MOST_COLUMNS, len(layers))
+    bands = math.ceil(len(layers) / columns)
+    figure = new_figure(0.9 + 4.3 * bands)
+    grid = figure.add_gridspec(2 * bands, columns, height_ratios=[1.5, 1] * bands)
+    logit_limits = limits([v for layer in layers for v in layer.position.flatten().tolist()] + [0.0])
+    norm_limits = (0.0, limits([v for layer in layers for v in layer.norms.flatten().tolist()] + [0.0])[1])
+
+    num_heads = max(len(layer.position) for layer in layers)
+    for index, layer in enumerate(layers):
+        band, column = divmod(index, columns)
+        above = figure.add_subplot(grid[2 * band, column])
+        below = figure.add_subplot(grid[2 * band + 1, column])
+        _draw_logits(above, layer, logit_limits, is_first=column == 0)
+        _draw_norms(below, layer, norm_limits, is_first=column == 0)
+    lines: list[Any] = figure.axes[0].lines[1 : num_heads + 1]
+    figure.suptitle(
+        "Which distances attract attention (top) and which add most to the output (bottom)",
+        fontsize=13,
+        color=INK,
+        x=0.01,
+        ha="left",
+    )
+    if num_heads > 1 and lines:
+        per_line = int(WIDTH // 1.05)
+        names = [f"head {head}" for head in range(1, num_heads + 1)]
+        figure.legend(
+            lines,
+            names,
+            loc="outside lower center",
+            ncols=min(num_heads, per_line),
+            fontsize=10,
+            frameon=False,
+        )
+    return figure
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer over all its calls; `position` is [heads, labels], `norms` [1 or heads, labels] or empty."""
+
+    name: str
+    left: int
+    right: int
+    position: Tensor
+    norms: Tensor
+    has_rel_k: bool
+
+    @property
+    def distances(self) -> list[int]:
+        return list(range(-self.left, self.right + 1))
+
+
+def _layers(observations: Sequence[Observation]) -> list[_Layer]:
+    calls: dict[str, list[Observation]] = {}
+    for observation in observations:
+        calls.setdefault(observation.layer, []).append(observation)
+    return [_merged(same) for same in calls.values()]
+
+
+def _merged(calls: list[Observation]) -> _Layer:
+    first = calls[0]
+    pairs = torch.stack([call.pairs for call in calls]).sum(0)
+    total = torch.stack([(call.position_by_distance * call.pairs).nan_to_num(0.0) for call in calls]).sum(0)
+    norms = torch.empty(0) if first.rel_v_norms is None else first.rel_v_norms
+    position = total / pairs  # [heads, labels], NaN where there is no pair
+    return _Layer(_readable(first.layer), first.left, first.right, position, norms, first.has_rel_k)
+
+
+def _readable(name: str) -> str:
+    """"encoder.layers.0.self_attn" as "encoder, layer 1"; other names as they are."""
+    found = re.fullmatch(r"(?:.*\.)?(\w+)\.layers\.(\d+)(?:\.self_attn)?", name)
+    return f"{found[1]}, layer {int(found[2]) + 1}" if found else name or "attention"
+
+
+def _draw_logits(axes: Axes, layer: _Layer, ends: tuple[float, float], *, is_first: bool) -> None:
+    title(axes, layer.name, 11)
+    axes.axhline(0, color="#888888", linewidth=0.8)
+    if not layer.has_rel_k:
+        say(axes, "no table on the keys")
+        return
+    for head, logits in enumerate(layer.position.tolist()):
+        axes.plot(layer.distances, logits, linewidth=1.6, marker=".", markersize=5, **line_style(head))
+    _mark_distances(axes, layer)
+    axes.set_ylim(*ends)
+    axes.tick_params(labelleft=is_first, labelbottom=False)
+    if is_first:
+        axes.set_ylabel("mean position logit (nats)", fontsize=10, color=INK)
+
+
+def _draw_norms(axes: Axes, layer: _Layer, ends: tuple[float, float], *, is_first: bool) -> None:
+    if not layer.norms.numel():
+        say(axes, "no table on the values")
+        return
+    for head, norms in enumerate(layer.norms.tolist()):
+        style = line_style(head) if len(layer.norms) > 1 else {"color": INK, "linestyle": "-"}
+        axes.plot(layer.distances, norms, linewidth=1.6, marker=".", markersize=5, **style)
+    _mark_distances(axes, layer)
+    axes.set_ylim(*ends)
+    axes.tick_params(labelleft=is_first)
+    axes.set_xlabel("distance j − i (tokens)", fontsize=10, color=INK)
+    if is_first:
+        axes.set_ylabel("norm of rel_v row", fontsize=10, color=INK)
+
+
+def _mark_distances(axes: Axes, layer: _Layer) -> None:
+    """Ticks, the query itself, and a shade on the ends, which stand for all distances beyond."""
+    tidy(axes)
+    left, right = layer.left, layer.right
+    axes.set_xlim(-left - 0.6, right + 0.6)
+    axes.axvspan(-left - 0.6, -left + 0.4, color=SHADE, zorder=0)
+    axes.axvspan(right - 0.4, right + 0.6, color=SHADE, zorder=0)
+    axes.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
+    axes.set_xticks(*distance_ticks(left, right))

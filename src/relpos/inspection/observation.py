@@ -1,0 +1,199 @@
+"""What each relative attention layer of a model does while it runs.
+
+Hooks read what goes in, work the parts out a second time (`relpos.decompose`) and change nothing.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.decompose import Parts, by_distance, decompose
+
+# the module's own projections and masks, so that what is observed is what is computed
+from relpos.nn.attention import RelativeMultiheadAttention, _merge_masks
+from relpos.nn.cache import KeyValueCache
+
+# a layer in which no query has a key has no shares; this keeps 0 / 0 at 0
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call of one layer, on the CPU. Padding counts in no number that is by distance.
+
+    Attributes:
+        layer: name of the attention module in the model.
+        left, right: clipping distances, in tokens; labels = left + right + 1, row `left` is distance 0.
+        query_start: position of the first query among the keys, in tokens.
+        content_logits, position_logits, weights: [batch, heads, query, key], see `relpos.decompose.Parts`.
+        allowed: bool [batch, heads, query, key], False where a mask forbids the pair.
+        pairs: [heads, labels], how many pairs of tokens had each distance.
+        content_by_distance, position_by_distance: [heads, labels], mean logit in nats; NaN without a pair.
+        weight_by_distance: [heads, labels], share of a query's attention that each distance gets; sums to 1.
+        position_share: [heads, labels], share of the output that comes from rel_v, 0 to 1, by norms:
+            w |rel_v| / (w |value| + w |rel_v|), each summed over the pairs. NaN without a pair.
+        rel_v_norms: [1 or heads, labels], length of each row of the values' table; None without one.
+        has_rel_k: whether the layer has a table on the keys.
+    """
+
+    layer: str
+    left: int
+    right: int
+    query_start: int
+    content_logits: Tensor
+    position_logits: Tensor
+    weights: Tensor
+    allowed: Tensor
+    pairs: Tensor
+    content_by_distance: Tensor
+    position_by_distance: Tensor
+    weight_by_distance: Tensor
+    position_share: Tensor
+    rel_v_norms: Tensor | None
+    has_rel_k: bool
+
+
+def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
+    """What every layer with relative positions does while `run()` calls the model.
+
+    Args:
+        model: anything that holds `relpos.nn.RelativeMultiheadAttention`; layers without tables are left out.
+        run: calls the model, once or more. Its result is dropped. For weights as in use, put the model in
+            eval mode first: dropout is not part of what is seen.
+    Returns:
+        One observation for each call of each layer, in the order of the calls; empty if the model has no
+        relative positions. Memory is [batch, heads, query, key] each, so run short sentences.
+    Raises:
+        Whatever `run` raises; the hooks are removed in any case.
+    """
+    seen: list[Observation] = []
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            if isinstance(module, RelativeMultiheadAttention) and _has_table(module):
+                handles.append(module.register_forward_pre_hook(_lend_cache, with_kwargs=True))
+                handles.append(module.register_forward_hook(_recorder(name, seen), with_kwargs=True))
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _has_table(module: RelativeMultiheadAttention) -> bool:
+    return module.relative_position_keys is not None or module.relative_position_values is not None
+
+
+class _LentCache(KeyValueCache):
+    """The caller's cache, which also remembers what it last gave."""
+
+    def __init__(self, cache: KeyValueCache) -> None:
+        super().__init__(is_memory=cache.is_memory)
+        self._cache = cache
+        self.start = cache.length
+        self.given: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def filled_memory(self) -> tuple[Tensor, Tensor] | None:
+        return self._cache.filled_memory()
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.given = self._cache.append(key, value)
+        return self.given
+
+
+def _lend_cache(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
+    cache = kwargs.get("cache")
+    return None if cache is None else (args, {**kwargs, "cache": _LentCache(cache)})
+
+
+def _recorder(name: str, seen: list[Observation]) -> Callable[[nn.Module, tuple, dict, object], None]:
+    @torch.no_grad()
+    def record(module: nn.Module, args: tuple, kwargs: dict, _output: object) -> None:
+        assert isinstance(module, RelativeMultiheadAttention)
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        seen.append(_look(name, module, bound.arguments))
+
+    return record
+
+
+def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) -> Observation:
+    sequences = [given[side] for side in ("query", "key", "value")]
+    if not module.batch_first:
+        sequences = [x.transpose(0, 1) for x in sequences]
+    query, key, value = module._heads(*sequences, None)  # [batch, heads, length, head_dim]
+    start = 0
+    if given["cache"] is not None:
+        start, (key, value) = given["cache"].start, given["cache"].given
+    padding = given["key_padding_mask"]
+    mask = _merge_masks(given["attn_mask"], padding, batch=query.shape[0], heads=module.num_heads)
+    rel_k, rel_v = module.relative_position_keys, module.relative_position_values
+    with torch.autocast(query.device.type, enabled=False):
+        parts = decompose(
+            query,
+            key,
+            value,
+            rel_k,
+            rel_v,
+            max_distance=module.max_distance,
+            query_start=start,
+            attn_mask=mask,
+            is_causal=given["is_causal"],
+        )
+        counted = _counted(parts, padding, start)
+        return _summary(name, module, parts, value, counted, start)
+
+
+def _counted(parts: Parts, padding: Tensor | None, start: int) -> Tensor:
+    """The pairs that may attend and whose query is no padding, bool [batch, heads, query, key]."""
+    if padding is None or padding.dtype != torch.bool:
+        return parts.allowed
+    num_queries = parts.weights.shape[2]
+    return parts.allowed & ~padding[:, None, start : start + num_queries, None]
+
+
+def _summary(
+    name: str,
+    module: RelativeMultiheadAttention,
+    parts: Parts,
+    value: Tensor,
+    counted: Tensor,
+    start: int,
+) -> Observation:
+    assert module.max_distance is not None
+    dtype, rel_v = parts.weights.dtype, module.relative_position_values
+    sides: dict[str, Any] = {"max_distance": module.max_distance, "query_start": start, "where": counted}
+    pairs = by_distance(torch.ones_like(parts.weights), reduction="sum", **sides)
+    attention = by_distance(parts.weights, reduction="sum", **sides)
+
+    norms = None if rel_v is None else torch.atleast_2d(rel_v.detach().to(dtype).norm(dim=-1))
+    from_values = by_distance(
+        parts.weights * value.to(dtype).norm(dim=-1)[:, :, None], reduction="sum", **sides
+    )
+    from_table = torch.zeros_like(attention) if norms is None else attention * norms
+    share = from_table / (from_values + from_table).clamp_min(_TINY)
+    return Observation(
+        layer=name,
+        left=module.max_distance[0],
+        right=module.max_distance[1],
+        query_start=start,
+        content_logits=parts.content_logits.cpu(),
+        position_logits=parts.position_logits.cpu(),
+        weights=parts.weights.cpu(),
+        allowed=parts.allowed.cpu(),
+        pairs=pairs.cpu(),
+        content_by_distance=by_distance(parts.content_logits, **sides).cpu(),
+        position_by_distance=by_distance(parts.position_logits, **sides).cpu(),
+        weight_by_distance=(attention / attention.sum(-1, keepdim=True).clamp_min(_TINY)).cpu(),
+        position_share=share.masked_fill(pairs == 0, float("nan")).cpu(),
+        rel_v_norms=None if norms is None else norms.cpu(),
+        has_rel_k=module.relative_position_keys is not None,
+    )

@@ -1,0 +1,193 @@
+"""The report: results, pictures and guides in one HTML file that needs no network and no JavaScript."""
+
+import base64
+import io
+import os
+import uuid
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from relpos.inspection._extra import Environment, Figure, StrictUndefined, rc_context
+from relpos.inspection.comparison import plot_by_length, plot_learning
+from relpos.inspection.outcome import LEVEL_POINTS, outcome_sentences, training_sentence
+from relpos.inspection.picture import Picture
+from relpos.inspection.results import (
+    METRICS,
+    Result,
+    bucket_at,
+    bucket_ranges,
+    by_task,
+    first_given,
+    items,
+    main_metric,
+    number,
+    range_name,
+    shown,
+    variant_names,
+)
+
+_MOST_SAMPLES = 8
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    results: Sequence[Result],
+    *,
+    title: str = "What relative positions do",
+    pictures: Sequence[Picture] = (),
+) -> Path:
+    """Write results and pictures as one HTML file that stands alone; an older file is replaced at once.
+
+    Args:
+        path: of the file; its folder is made if need be.
+        results: a dict for each variant of each task: task, title, variant, weights, updates, seconds,
+            target_tokens_per_second, length_unit, trained_up_to, scores, buckets, samples, history. Only
+            `task` and `variant` matter to the grouping; what is missing is left out or shown as a dash.
+        title: of the page.
+        pictures: shown after the tasks, each with its guide.
+    Returns:
+        The path.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    template = files("relpos.inspection").joinpath("report.html").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(template).render(
+        title=title,
+        tasks=[_task(name, group) for name, group in by_task(results).items()],
+        pictures=[
+            {"title": picture.title, "guide": picture.guide, "image": _image(picture.figure)}
+            for picture in pictures
+        ],
+        signatures=_signatures(results),
+        level_points=LEVEL_POINTS,
+    )
+    return _replace(Path(path), page)
+
+
+def _task(name: str, results: list[Result]) -> dict[str, Any]:
+    """Everything the template shows of one task, as text."""
+    metric, names = main_metric(results), variant_names(results)
+    has_buckets = bool(bucket_ranges(results))
+    has_history = any(items(result, "history") for result in results)
+    return {
+        "title": str(first_given(results, "title") or name),
+        "training": training_sentence(results),
+        "outcome": outcome_sentences(results),
+        "variants": names,
+        "comparison": _comparison(results),
+        "metric": METRICS[metric][0],
+        "length_unit": str(first_given(results, "length_unit") or "length"),
+        "by_length": _by_length(results, metric),
+        "by_length_image": _image(plot_by_length(results, metric)) if has_buckets else None,
+        "samples": _samples(results),
+        "learning_image": _image(plot_learning(results)) if has_history else None,
+    }
+
+
+def _comparison(results: list[Result]) -> dict[str, Any]:
+    """Columns that have a number anywhere, and a row of texts for each variant; the best scores are marked."""
+    columns: list[tuple[str, list[str], list[bool]]] = []
+    for metric in ("bleu", "bleu_lowercased", "chrf", "exact"):
+        values = [number(result, "scores", metric) for result in results]
+        known = [value for value in values if value is not None]
+        if known:
+            texts = [shown(metric, value) for value in values]
+            best = shown(metric, max(known))
+            columns.append((METRICS[metric][0], texts, [len(known) > 1 and text == best for text in texts]))
+    for field, words in (
+        ("weights", "weights"),
+        ("updates", "updates"),
+        ("seconds", "seconds"),
+        ("target_tokens_per_second", "target tokens per second"),
+    ):
+        values = [number(result, field) for result in results]
+        if any(value is not None for value in values):
+            texts = ["–" if value is None else f"{value:,.0f}" for value in values]
+            columns.append((words, texts, [False] * len(texts)))
+    rows = [
+        {"name": name, "cells": [{"text": texts[i], "is_best": best[i]} for _, texts, best in columns]}
+        for i, name in enumerate(variant_names(results))
+    ]
+    return {"columns": [name for name, _, _ in columns], "rows": rows}
+
+
+def _by_length(results: list[Result], metric: str) -> list[dict[str, Any]]:
+    """A row for each bucket: its lengths, its segments, whether it is longer than trained, a score each."""
+    limit = number({"limit": first_given(results, "trained_up_to")}, "limit")
+    rows = []
+    for ends in bucket_ranges(results):
+        buckets = [bucket_at(result, ends) for result in results]
+        segments = [count for bucket in buckets if (count := number(bucket, "scores", "segments")) is not None]
+        rows.append(
+            {
+                "range": range_name(ends),
+                "segments": f"{max(segments):,.0f}" if segments else "–",
+                "is_beyond": limit is not None and ends[0] > limit,
+                "scores": [shown(metric, number(bucket, "scores", metric)) for bucket in buckets],
+            }
+        )
+    return rows
+
+
+def _samples(results: list[Result]) -> list[dict[str, Any]]:
+    """Source and reference with the hypothesis of every variant that has the same source."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for index, result in enumerate(results):
+        for sample in items(result, "samples"):
+            pair = (_text(sample.get("source")), _text(sample.get("reference")))
+            found.setdefault(pair, {})[index] = _text(sample.get("hypothesis"))
+    return [
+        {
+            "source": source,
+            "reference": reference,
+            "hypotheses": [
+                {
+                    "name": name,
+                    "text": hypotheses.get(index),
+                    "is_exact": bool(reference) and hypotheses.get(index, "").strip() == reference.strip(),
+                }
+                for index, name in enumerate(variant_names(results))
+            ],
+        }
+        for (source, reference), hypotheses in list(found.items())[:_MOST_SAMPLES]
+    ]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _signatures(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """(metric, signature) of every distinct signature, in the order in which they came."""
+    found: dict[tuple[str, str], None] = {}
+    for result in results:
+        scores = result.get("scores")
+        signatures = scores.get("signatures") if isinstance(scores, dict) else None
+        for metric, signature in (signatures or {}).items():
+            found[METRICS.get(metric, (metric,))[0], str(signature)] = None
+    return list(found)
+
+
+def _image(figure: Figure) -> str:
+    """The figure as a data address; equal figures give equal text."""
+    stream = io.BytesIO()
+    with rc_context({"svg.hashsalt": "relpos", "svg.fonttype": "path"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def _replace(path: Path, text: str) -> Path:
+    """Put a whole file in place of the old one, or leave the old one as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path

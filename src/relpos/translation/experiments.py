@@ -1,0 +1,148 @@
+"""Experiments: several variants of one recipe trained and tested alike, results as JSON lines.
+
+An experiment is a YAML file under relpos/recipes/experiments; what it has done is in `out`/results.jsonl,
+so that one that was stopped goes on where it was.
+"""
+
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from relpos.translation.errors import InputError, UsageError
+from relpos.translation.evaluation import Evaluation, evaluate
+from relpos.translation.generation import Translator
+from relpos.translation.preparation import read_parts
+from relpos.translation.recipe import Recipe, load_recipe
+from relpos.translation.training import train
+
+
+class Task(BaseModel):
+    """One recipe, and how its test set is looked at."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(description="Name of the task in tables and folders.")
+    title: str = Field(description="What it is, for a reader.")
+    recipe: str = Field(description="Name of a recipe that comes with relpos, or a file.")
+    edges: list[int] = Field([5, 10, 20, 40], description="Last length of each bucket but the open one.")
+    trained_up_to: int | None = Field(None, description="Longest length in training, if it is known.")
+
+
+class Experiment(BaseModel):
+    """Tasks, and the variants that each is run in: overrides of the recipe, `key.key: value`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    title: str
+    tasks: list[Task] = Field(min_length=1)
+    variants: dict[str, dict[str, Any]] = Field(min_length=1)
+
+
+def packaged_experiments() -> list[str]:
+    """Names of the experiments that come with relpos."""
+    folder = resources.files("relpos") / "recipes" / "experiments"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def load_experiment(name: str) -> Experiment:
+    """Read an experiment that comes with relpos. Raises: UsageError."""
+    if name not in packaged_experiments():
+        raise UsageError(f"no experiment {name!r}; those that come with relpos: {', '.join(packaged_experiments())}.")
+    text = (resources.files("relpos") / "recipes" / "experiments" / f"{name}.yaml").read_text("utf-8")
+    try:
+        return Experiment.model_validate(yaml.safe_load(text))
+    except pydantic.ValidationError as error:
+        raise UsageError(f"experiment {name}: {error.errors()[0]['msg']}.") from error
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    overrides: list[str] | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Train and test every task in every variant, in the folder `out`; returns one record for each.
+
+    Args:
+        overrides: `key.key=value`, applied to every recipe before the variant's own.
+        report: receives lines about the progress.
+    Raises:
+        InputError: a recipe or its data cannot be used. Interrupted: as `train`.
+    """
+    file = out / "results.jsonl"
+    records = read_results(file)
+    done = {(record["task"], record["variant"]) for record in records}
+    for task in experiment.tasks:
+        for variant, changes in experiment.variants.items():
+            if (task.name, variant) in done:
+                report(f"{task.name}, {variant}: done before")
+                continue
+            options = [*(overrides or []), *(f"{key}={json.dumps(value)}" for key, value in changes.items())]
+            recipe = load_recipe(task.recipe, options)
+            run = out / task.name / variant
+            report(f"{task.name}, {variant}")
+            model = train(recipe, run, resume=(run / "recipe.yaml").exists(), report=report)
+            record = {"task": task.name, "title": task.title, "variant": variant}
+            record |= _measure(task, recipe, run, model)
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
+            records.append(record)
+    return records
+
+
+def read_results(file: Path) -> list[dict[str, Any]]:
+    """The records in a results file; none if it is missing. A last line cut short by a kill is left out."""
+    if not file.is_file():
+        return []
+    records = []
+    for line in file.read_text("utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def _measure(task: Task, recipe: Recipe, run: Path, model: Path) -> dict[str, Any]:
+    parts, _ = read_parts(recipe.data, run / "cache")
+    if not len(parts["test"]):
+        raise InputError(f"task {task.name}: the recipe has no test part. Give data.test or data.test_share.")
+    translator = Translator.load(model)
+    result = evaluate(translator, parts["test"], edges=task.edges)
+    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    speeds = sorted(line["target_tokens_per_second"] for line in history if "target_tokens_per_second" in line)
+    return {
+        "weights": translator.model.num_parameters(),
+        "updates": max(line["step"] for line in history),
+        "seconds": max(line["seconds"] for line in history),
+        "target_tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "trained_up_to": task.trained_up_to,
+        **result.to_dict(),
+        "samples": _samples(parts["test"], result),
+        "history": [
+            {name: line[name] for name in line if name.startswith("eval_") or name in ("step", "seconds")}
+            for line in history
+            if "eval_loss" in line
+        ],
+    }
+
+
+def _samples(pairs: Any, result: Evaluation, count: int = 12) -> list[dict[str, str]]:
+    """Every so-manieth segment of the test set, so that none was chosen by its quality."""
+    step = max(1, len(pairs) // count)
+    rows = range(0, len(pairs), step)[:count]
+    return [
+        {
+            "source": pairs[row]["source"],
+            "reference": pairs[row]["target"],
+            "hypothesis": result.hypotheses[row].text,
+        }
+        for row in rows
+    ]

@@ -1,0 +1,54 @@
+"""Every backend against the reference for shapes that nobody chose."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.cases import Case, attend, make, outcome
+from relpos.backends import BACKENDS
+
+backends = pytest.mark.parametrize("backend", [x.name for x in BACKENDS])
+
+
+@st.composite
+def any_case(draw) -> Case:
+    """Shapes, sides, tables and masks in any combination that the contract allows."""
+    n, m = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+    batch, key_heads = draw(st.integers(0, 3)), draw(st.integers(1, 2))
+    start = draw(st.one_of(st.integers(-12, 12), st.tuples(*[st.integers(-12, 12)] * batch)))
+    if draw(st.booleans()):
+        start, m = None, n
+    return Case(
+        "any",
+        num_queries=n,
+        num_keys=m,
+        batch=batch,
+        heads=key_heads * draw(st.integers(1, 3)),
+        key_heads=key_heads,
+        d_k=draw(st.integers(1, 5)),
+        d_v=draw(st.integers(1, 5)),
+        left=draw(st.integers(0, 12)),
+        right=draw(st.integers(0, 12)),
+        tables=draw(st.sampled_from(["both", "keys", "values", "neither"])),
+        is_per_head=draw(st.booleans()),
+        query_start=start,
+        mask=draw(st.sampled_from([None, "bool", "empty rows", "keys", "float inf"])),
+        key_lengths=draw(st.one_of(st.none(), st.tuples(*[st.integers(0, m)] * batch))),
+        is_causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([None, 0.5])),
+        layout=draw(st.sampled_from(["contiguous", "transposed", "expanded", "strided"])),
+    )
+
+
+@backends
+@settings(max_examples=50, deadline=None, database=None, derandomize=True)
+@given(case=any_case())
+def test_any_shape_equals_the_reference(backend: str, case: Case) -> None:
+    arguments = make(case)
+    found = outcome(*attend(backend, arguments), arguments)
+    truth = outcome(*attend("reference", arguments), arguments)
+    for name, x in truth.items():
+        torch.testing.assert_close(
+            found[name], x, atol=1e-10, rtol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
