@@ -16,27 +16,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 try:
-    import click
     import typer
 except ModuleNotFoundError:
     sys.exit('relpos: the commands need more packages: pip install "relpos[translate]"')
 
+
+from relpos.translation.errors import InputError, Interrupted, UsageError
+
 if TYPE_CHECKING:
-    from relpos.translation.evaluation import Evaluation
     from relpos.translation.generation import Search, Translator
 
 app = typer.Typer(
     help="Translate with relative position representations (Shaw, Uszkoreit and Vaswani, 2018).",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a model, or of the run that trained it.")]
-BeamsOption = Annotated[int | None, typer.Option(min=1, help="Hypotheses kept at each step; 1 is greedy.  [default: the model's, 4]")]
+ModelArgument = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Folder of a model, or of the run that trained it.")
+]
+BeamsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Hypotheses kept at each step; 1 is greedy.  [default: the model's, 4]"),
+]
 PenaltyOption = Annotated[
-    float | None, typer.Option(help="Exponent on the length that divides a score.  [default: the model's, 0.6]")
+    float | None,
+    typer.Option(help="Exponent on the length that divides a score.  [default: the model's, 0.6]"),
 ]
 BatchOption = Annotated[int, typer.Option(min=1, help="Source subwords translated at once.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
@@ -54,33 +60,25 @@ def run(arguments: list[str]) -> int:
     try:
         result = app(arguments, prog_name="relpos", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return _fail("stopped.", 130)
-    except click.ClickException as error:
-        return _fail(error.format_message(), 2)
+    except (typer.TyperException, UsageError) as error:
+        return _fail(str(error), 2)
+    except InputError as error:
+        return _fail(str(error), 1)
+    except Interrupted as stop:
+        where = (
+            f"the state is in {stop.checkpoint}; go on with --resume"
+            if stop.checkpoint
+            else "nothing was saved yet"
+        )
+        return _fail(f"stopped; {where}.", 128 + stop.signal)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("stopped.", 128 + signal.SIGINT)
+    except ModuleNotFoundError as error:
+        return _fail(f"{error}. {_extra_for(error.name)}", 1)
     except BrokenPipeError:
         # the reader of our output has left; keep Python from complaining once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        return _explain(error)
-
-
-def _explain(error: Exception) -> int:
-    """The exit code for `error`, told in one line; errors that are not the user's are raised again."""
-    if isinstance(error, ModuleNotFoundError):
-        return _fail(f"{error}. {_extra_for(error.name)}", 1)
-    from relpos.translation.errors import InputError, UsageError
-
-    if isinstance(error, UsageError):
-        return _fail(str(error), 2)
-    if isinstance(error, InputError):
-        return _fail(str(error), 1)
-    if type(error).__name__ == "Interrupted":
-        number, checkpoint = error.args
-        where = f"the state is in {checkpoint}; go on with --resume" if checkpoint else "nothing was saved yet"
-        return _fail(f"stopped; {where}.", 128 + number)
-    raise error
 
 
 def _fail(message: str, code: int) -> int:
@@ -103,15 +101,19 @@ def _options(
         print(f"relpos {version('relpos')}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        raise click.UsageError("no command given; see relpos --help.")
+        raise UsageError("no command given; see relpos --help.")
 
 
 @app.command(context_settings=_WITH_KEYS)
 def train(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a recipe that comes with relpos.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a recipe that comes with relpos.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs, the model.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a translator as a recipe says.
@@ -134,11 +136,17 @@ def train(
 @app.command()
 def translate(
     model: ModelArgument,
-    file: Annotated[Path | None, typer.Argument(help="Text, one segment a line.  [default: standard input]")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.  [default: standard output]")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Text, one segment a line.  [default: standard input]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write.  [default: standard output]")
+    ] = None,
     beams: BeamsOption = None,
     length_penalty: PenaltyOption = None,
-    n_best: Annotated[int, typer.Option(min=1, help="Hypotheses for each line; more than one needs --json.")] = 1,
+    n_best: Annotated[
+        int, typer.Option(min=1, help="Hypotheses for each line; more than one needs --json.")
+    ] = 1,
     prefix: Annotated[str, typer.Option(help="Words that every translation begins with.")] = "",
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations from the model.")] = False,
     temperature: Annotated[float, typer.Option(help="For --sample: over 1 is more varied.")] = 1.0,
@@ -148,7 +156,7 @@ def translate(
 ) -> None:
     """Translate text line by line; empty lines stay empty lines."""
     if n_best > 1 and not as_json:
-        raise click.UsageError("--n-best gives several translations a line; add --json.")
+        raise UsageError("--n-best gives several translations a line; add --json.")
     _settle()
     import torch
 
@@ -156,7 +164,13 @@ def translate(
 
     translator = Translator.load(model)
     search = _search(
-        translator, beams, length_penalty, n_best=n_best, sample=sample, temperature=temperature, tokens_per_batch=batch_tokens
+        translator,
+        beams,
+        length_penalty,
+        n_best=n_best,
+        sample=sample,
+        temperature=temperature,
+        tokens_per_batch=batch_tokens,
     )
     torch.manual_seed(seed)
     with _written(output) as out:
@@ -177,11 +191,15 @@ def evaluate(
     model: ModelArgument,
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Test set: a .tsv or .jsonl, plain or gzipped; or give it twice, source and target.  [default: the run's own]"),
+        typer.Option(
+            help="Test set: a .tsv or .jsonl, plain or gzipped; or give it twice, source and target.  [default: the run's own]"
+        ),
     ] = None,
     beams: BeamsOption = None,
     length_penalty: PenaltyOption = None,
-    lengths: Annotated[str, typer.Option(help="Last length of each bucket but the open one, in words.")] = "5,10,20,40",
+    lengths: Annotated[
+        str, typer.Option(help="Last length of each bucket but the open one, in words.")
+    ] = "5,10,20,40",
     hypotheses: Annotated[Path | None, typer.Option(help="File to write the translations to.")] = None,
     batch_tokens: BatchOption = 2048,
     as_json: JsonOption = False,
@@ -204,7 +222,9 @@ def evaluate(
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        _print_scores(result)
+        from relpos._tables import print_scores
+
+        print_scores(result)
 
 
 @app.command(context_settings=_WITH_KEYS)
@@ -228,7 +248,9 @@ def reproduce(
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
     else:
-        _print_comparison(records)
+        from relpos._tables import print_comparison
+
+        print_comparison(records)
         print(f"\nThe report with pictures is {report}")
 
 
@@ -262,16 +284,18 @@ def _overrides(arguments: list[str]) -> list[str]:
     for argument in rest:
         key = argument.removeprefix("--")
         if key == argument or not key:
-            raise click.UsageError(f"unexpected argument {argument!r}.")
+            raise UsageError(f"unexpected argument {argument!r}.")
         if "." not in key.partition("=")[0]:
-            raise click.UsageError(f"no such option: --{key.partition('=')[0]}; see --help.")
+            raise UsageError(f"no such option: --{key.partition('=')[0]}; see --help.")
         found.append(key if "=" in key else f"{key}={next(rest, '')}")
         if found[-1].endswith("=") and "=" not in key:
-            raise click.UsageError(f"option --{key} needs a value.")
+            raise UsageError(f"option --{key} needs a value.")
     return found
 
 
-def _search(translator: "Translator", beams: int | None, length_penalty: float | None, **others: Any) -> "Search":
+def _search(
+    translator: "Translator", beams: int | None, length_penalty: float | None, **others: Any
+) -> "Search":
     from relpos.translation.generation import Search
 
     saved = translator.model.generation_config
@@ -281,7 +305,7 @@ def _search(translator: "Translator", beams: int | None, length_penalty: float |
     try:
         return Search(beams=beams, length_penalty=length_penalty, **others)
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _lines(file: Path | None) -> Iterator[str]:
@@ -304,8 +328,6 @@ def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
 @contextmanager
 def _written(output: Path | None) -> Iterator[Any]:
     """A file that appears whole or not at all, or standard output."""
-    from relpos.translation.errors import InputError
-
     if output is None:
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         yield sys.stdout
@@ -335,7 +357,7 @@ def _edges(text: str) -> list[int]:
     except ValueError:
         edges = []
     if not edges or edges[0] < 1 or edges != sorted(set(edges)):
-        raise click.UsageError(f"--lengths takes rising whole numbers from 1 on, such as 5,10,20; got {text!r}.")
+        raise UsageError(f"--lengths takes rising whole numbers from 1 on, such as 5,10,20; got {text!r}.")
     return edges
 
 
@@ -343,7 +365,6 @@ def _test_pairs(model: Path, data: list[Path]) -> Any:
     import tempfile
 
     from relpos.translation.corpora import Source, read_corpus
-    from relpos.translation.errors import UsageError
     from relpos.translation.preparation import read_parts
     from relpos.translation.recipe import load_recipe
 
@@ -361,87 +382,6 @@ def _test_pairs(model: Path, data: list[Path]) -> Any:
     else:
         source = Source(tsv=data[0])
     return read_corpus(source, "source", "target", Path(tempfile.mkdtemp(prefix="relpos-")))
-
-
-def _print_scores(result: "Evaluation") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=None)
-    for name in (result.length_unit, "segments", "BLEU", "BLEU lowercased", "chrF", "exact"):
-        table.add_column(name, justify="right")
-    rows = [(f"{bucket.shortest} to {bucket.longest}", bucket.scores) for bucket in result.buckets]
-    for label, scores in [*rows, ("all", result.scores)]:
-        table.add_row(
-            label,
-            f"{scores.segments:,}",
-            f"{scores.bleu:.2f}",
-            f"{scores.bleu_lowercased:.2f}",
-            f"{scores.chrf:.2f}",
-            f"{scores.exact:.1%}",
-        )
-    console = Console()
-    console.print(table)
-    for name, signature in result.scores.signatures.items():
-        print(f"{name}: {signature}")
-
-
-def _print_comparison(records: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for task in dict.fromkeys(record["task"] for record in records):
-        rows = [record for record in records if record["task"] == task]
-        table = Table(title=f"{rows[0]['title']} ({rows[0]['scores']['segments']:,} test segments)")
-        for name in ("", "BLEU", "BLEU lc", "chrF", "exact", "weights", "updates", "minutes", "tokens/s"):
-            table.add_column(name, justify="left" if not name else "right")
-        for row in rows:
-            scores = row["scores"]
-            table.add_row(
-                row["variant"],
-                f"{scores['bleu']:.2f}",
-                f"{scores['bleu_lowercased']:.2f}",
-                f"{scores['chrf']:.2f}",
-                f"{scores['exact']:.1%}",
-                f"{row['weights']:,}",
-                f"{row['updates']:,}",
-                f"{row['seconds'] / 60:.1f}",
-                f"{row['target_tokens_per_second'] or 0:,.0f}",
-            )
-        console.print(table)
-        console.print(_length_table(rows))
-        sample = Table(title="Translations, every so-manieth test segment", show_lines=True)
-        for name in ("source", "reference", *(row["variant"] for row in rows)):
-            sample.add_column(name)
-        for cells in zip(*(row["samples"] for row in rows), strict=True):
-            first = cells[0]
-            sample.add_row(first["source"], first["reference"], *(cell["hypothesis"] for cell in cells))
-        console.print(sample)
-    for name, signature in records[0]["scores"]["signatures"].items():
-        print(f"{name}: {signature}")
-
-
-def _length_table(rows: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"By length: {rows[0]['length_unit']}")
-    for name in ("length", "segments", *(f"{row['variant']} {metric}" for metric in ("chrF", "exact") for row in rows)):
-        table.add_column(name, justify="right")
-    limit = rows[0]["trained_up_to"]
-    for buckets in zip(*(row["buckets"] for row in rows), strict=True):
-        first = buckets[0]
-        shortest, longest = first["shortest"], first["longest"]
-        label = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-        if limit is not None and shortest > limit:
-            label += " (longer than trained)"
-        table.add_row(
-            label,
-            f"{first['scores']['segments']:,}",
-            *(f"{bucket['scores']['chrf']:.1f}" for bucket in buckets),
-            *(f"{bucket['scores']['exact']:.1%}" for bucket in buckets),
-        )
-    return table
 
 
 def _write_report(title: str, out: Path, records: list[dict[str, Any]]) -> Path:

@@ -94,16 +94,19 @@ def test_tables_may_stay_float32_beside_a_low_precision_query(backend: str, dtyp
 
 
 @backends
-@pytest.mark.parametrize("held", [math.nan, math.inf, -math.inf, 3e38])
-def test_what_keys_beyond_the_length_hold_changes_nothing(backend: str, held: float) -> None:
+@pytest.mark.parametrize("held", [math.nan, math.inf, -math.inf, 3e38, 1e19])
+@pytest.mark.parametrize("spoilt", [("key",), ("value",), ("key", "value")], ids=" and ".join)
+def test_what_keys_beyond_the_length_hold_changes_nothing(
+    backend: str, spoilt: tuple[str, ...], held: float
+) -> None:
     arguments = detached(make(case("length 257, key lengths")), torch.float32)
     arguments["key_lengths"] = torch.tensor([200, 0])
-    spoiled = detached(arguments)
+    given = detached(arguments)
     with torch.no_grad():
-        for name in ("key", "value"):
-            spoiled[name][0, :, 200:] = held
-            spoiled[name][1] = held
-    found = outcome(*attend(backend, spoiled), spoiled)
+        for name in spoilt:
+            given[name][0, :, 200:] = held
+            given[name][1] = held
+    found = outcome(*attend(backend, given), given)
     assert_same(found, outcome(*attend(backend, arguments), arguments), tolerance=1e-5)
     for name in ("grad of key", "grad of value"):
         assert (found[name][0, :, 200:] == 0).all()

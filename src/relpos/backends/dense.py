@@ -52,8 +52,8 @@ def _grouped(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 def _is_known_small(x: Tensor) -> bool:
     # one norm is far cheaper than filling; NaN and overflow answer no. A product with what is this small is
     # finite, and then a weight of 0 is enough.
-    norm = torch.linalg.vector_norm(x.detach())
-    return can_look_at(norm) and bool(norm < 1e9)
+    values = x.detach()
+    return can_look_at(values) and bool(torch.linalg.vector_norm(values) < 1e9)
 
 
 def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor]:

@@ -3,7 +3,9 @@
 Figures are made with matplotlib's objects alone, so nothing global is set and no window is opened.
 """
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from relpos.inspection._extra import Axes, Figure, FigureCanvasAgg, ListedColormap
 
@@ -25,7 +27,7 @@ def new_figure(height: float) -> Figure:
     return figure
 
 
-def line_style(index: int) -> dict[str, str]:
+def line_style(index: int) -> dict[str, Any]:
     """Colour and dash of the index-th line; they differ for 28 lines."""
     return {
         "color": COLOURS[index % len(COLOURS)],
@@ -33,7 +35,7 @@ def line_style(index: int) -> dict[str, str]:
     }
 
 
-def variant_style(index: int) -> dict[str, str]:
+def variant_style(index: int) -> dict[str, Any]:
     """Colour, dash and marker of the index-th variant, the same in every picture."""
     return {**line_style(index), "marker": MARKERS[index % len(MARKERS)]}
 
@@ -48,7 +50,9 @@ def tidy(axes: Axes) -> None:
 
 def say(axes: Axes, text: str) -> None:
     """Words in the middle of axes that have nothing to draw."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=11, color="#555555")
+    axes.text(
+        0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=11, color="#555555"
+    )
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -62,6 +66,12 @@ def title(axes: Axes, text: str, size: float = 12) -> None:
 def signed(distance: int) -> str:
     """+1, 0, −1: a distance as it is written."""
     return "0" if distance == 0 else f"{distance:+d}".replace("-", MINUS)
+
+
+def layer_name(module: str) -> str:
+    """encoder.layers.0.self_attn as "encoder, layer 1"; other names of modules as they are."""
+    found = re.fullmatch(r"(?:.*\.)?(\w+)\.layers\.(\d+)(?:\.self_attn)?", module)
+    return f"{found[1]}, layer {int(found[2]) + 1}" if found else module or "attention"
 
 
 def row_colours(left: int, right: int) -> ListedColormap:

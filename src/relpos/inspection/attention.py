@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import INK, PALE, new_figure, title
+from relpos.inspection._drawing import INK, PALE, layer_name, new_figure, title
 from relpos.inspection._extra import Axes, Figure
 from relpos.inspection.observation import Observation
 
@@ -46,7 +46,9 @@ def plot_attention(
     logits: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -reach, "vmax": reach}
     image = _draw(left, content, allowed, tokens, asking, **logits)
     _draw(middle, position, allowed, tokens, [], **logits)
-    heat = _draw(right, weights, allowed, tokens, [], cmap="Blues", vmin=0.0, vmax=max(weights.max().item(), 1e-6))
+    heat = _draw(
+        right, weights, allowed, tokens, [], cmap="Blues", vmin=0.0, vmax=max(weights.max().item(), 1e-6)
+    )
     title(left, "Tokens: content logits")
     title(middle, "+  distances: position logits", 12)
     title(right, "=  attention weights", 12)
@@ -55,14 +57,16 @@ def plot_attention(
         axes.set_xlabel("key: the token looked at", fontsize=11, color=INK)
     options: dict[str, Any] = {"location": "bottom", "aspect": 30}
     bars = [
-        figure.colorbar(image, ax=[left, middle], shrink=0.5, label="logit less the row's mean (nats)", **options),
+        figure.colorbar(
+            image, ax=[left, middle], shrink=0.5, label="logit less the row's mean (nats)", **options
+        ),
         figure.colorbar(heat, ax=right, shrink=0.9, label="weight (each row sums to 1)", **options),
     ]
     for bar in bars:
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=9)
     whose = "average of all heads" if head is None else f"head {head + 1}"
-    figure.suptitle(f"{observation.layer}, {whose}", fontsize=11, color="#555555", x=0.01, ha="left")
+    figure.suptitle(f"{layer_name(observation.layer)}: {whose}", fontsize=12.5, color=INK, x=0.01, ha="left")
     return figure
 
 
@@ -87,7 +91,7 @@ def _draw(
     axes.set_facecolor(PALE)
     numbers = x.masked_fill(~allowed, float("nan")).tolist()
     image = axes.imshow(numbers, interpolation="nearest", **options)
-    size = max(5.0, min(10.0, 120 / max(len(keys), 1)))
+    size = max(5.0, min(10.0, 165 / max(len(keys), 1)))
     axes.set_xticks(range(len(keys)), [_plain(token) for token in keys], rotation=90, fontsize=size)
     axes.set_yticks(range(len(queries)), [_plain(token) for token in queries], fontsize=size)
     axes.tick_params(length=0)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from relpos.inspection._drawing import INK, SHADE, limits, new_figure, say, tidy, title, variant_style
 from relpos.inspection._extra import Axes, Figure, FuncFormatter, MaxNLocator
@@ -38,13 +39,17 @@ def plot_by_length(results: Sequence[Result], metric: str = "exact") -> Figure:
         say(axes, "no scores by length")
         return figure
     for index, (name, result) in enumerate(zip(variant_names(results), results, strict=True)):
-        _draw_variant(axes, result, ranges, metric, name, index)
-    _shade_trained(axes, ranges, first_given(results, "trained_up_to"))
+        # a little to the side, so that equal scores do not hide each other
+        offset = 0.05 * (index - (len(results) - 1) / 2)
+        _draw_variant(axes, result, ranges, metric, name, index, offset)
     tidy(axes)
     axes.set_xlim(-0.5, len(ranges) - 0.5)
-    axes.set_ylim(bottom=0)
+    top = 100.0 if metric == "exact" else max(axes.get_ylim()[1], 1.0)
+    # room above for the words, below for marks at zero
+    axes.set_ylim(-0.03 * top, 1.12 * top)
     if metric == "exact":
-        axes.set_ylim(-2, 102)
+        axes.set_yticks(range(0, 101, 20))
+    _shade_trained(axes, ranges, first_given(results, "trained_up_to"))
     axes.set_xticks(range(len(ranges)), [range_name(ends) for ends in ranges])
     axes.set_xlabel(str(first_given(results, "length_unit") or "length"), fontsize=11, color=INK)
     axes.set_ylabel(METRICS[metric][0], fontsize=11, color=INK)
@@ -94,7 +99,9 @@ def plot_learning(results: Sequence[Result], metric: str | None = None) -> Figur
     handles, names = left.get_legend_handles_labels()
     if not handles:
         handles, names = right.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), fontsize=10, frameon=False)
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=min(len(names), 5), fontsize=10, frameon=False
+    )
     return figure
 
 
@@ -114,7 +121,13 @@ def _check_metric(metric: str) -> None:
 
 
 def _recorded_metric(results: Sequence[Result]) -> str:
-    wanted = [_CURVES.get(main_metric(results), "eval_bleu"), "eval_bleu", "eval_chrf", "eval_exact", "eval_loss"]
+    wanted = [
+        _CURVES.get(main_metric(results), "eval_bleu"),
+        "eval_bleu",
+        "eval_chrf",
+        "eval_exact",
+        "eval_loss",
+    ]
     for metric in wanted:
         if any(number(point, metric) is not None for result in results for point in items(result, "history")):
             return metric
@@ -122,7 +135,13 @@ def _recorded_metric(results: Sequence[Result]) -> str:
 
 
 def _draw_variant(
-    axes: Axes, result: Result, ranges: list[tuple[int, int]], metric: str, name: str, index: int
+    axes: Axes,
+    result: Result,
+    ranges: list[tuple[int, int]],
+    metric: str,
+    name: str,
+    index: int,
+    offset: float,
 ) -> None:
     factor = METRICS[metric][1]
     places, values, lower, upper = [], [], [], []
@@ -135,7 +154,7 @@ def _draw_variant(
         segments = number(bucket, "scores", "segments")
         if metric == "exact" and segments is not None:
             low, high = wilson_interval(value, segments)
-        places.append(place)
+        places.append(place + offset)
         values.append(value * factor)
         lower.append((value - low) * factor)
         upper.append((high - value) * factor)
@@ -159,21 +178,15 @@ def _shade_trained(axes: Axes, ranges: list[tuple[int, int]], trained_up_to: obj
     axes.axvspan(-0.5, end, color=SHADE, zorder=0)
     axes.axvline(end, color="#888888", linewidth=1, linestyle=":")
     if end > -0.5:
-        axes.text(end - 0.06, 0.5, "trained on", **_note(axes), ha="right")
+        _note(axes, end - 0.06, "trained on ◂", ha="right")
     if end < len(ranges) - 0.5:
-        axes.text(end + 0.06, 0.5, "never trained on", **_note(axes), ha="left")
+        _note(axes, end + 0.06, "▸ never trained on", ha="left")
 
 
-def _note(axes: Axes) -> dict:
-    """Small words along an upright line, outside the way of the curves' ends."""
-    return {
-        "transform": axes.get_xaxis_transform(),
-        "rotation": 90,
-        "va": "center",
-        "fontsize": 10,
-        "color": "#555555",
-        "zorder": 0.5,
-    }
+def _note(axes: Axes, x: float, text: str, *, ha: str) -> None:
+    """Small words at the top, above the curves."""
+    options: dict[str, Any] = {"ha": ha, "va": "top", "fontsize": 10, "color": "#555555"}
+    axes.text(x, 0.985, text, transform=axes.get_xaxis_transform(), **options)
 
 
 def _points(result: Result, against: str, metric: str) -> list[tuple[float, float]]:

@@ -1,7 +1,6 @@
 """The picture of what each distance does in each layer: on the keys above, on the values below."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from relpos.inspection._drawing import (
     SHADE,
     WIDTH,
     distance_ticks,
+    layer_name,
     limits,
     line_style,
     new_figure,
@@ -23,6 +23,7 @@ from relpos.inspection._drawing import (
 )
 from relpos.inspection._extra import Axes, Figure
 from relpos.inspection.observation import Observation
+from relpos.positions import distances
 
 _MOST_COLUMNS = 3
 
@@ -30,7 +31,8 @@ _MOST_COLUMNS = 3
 def plot_distances(observations: Sequence[Observation]) -> Figure:
     """For each layer, the mean position logit of each distance, a line for each head, and the norms of rel_v.
 
-    Several calls of one layer are averaged, each distance weighted by its pairs.
+    Several calls of one layer are averaged, each distance weighted by its pairs. Rows that no pair used, such
+    as those after the query in a decoder, are left out.
 
     Args:
         observations: what `observe` gave, of one model.
@@ -59,8 +61,8 @@ def plot_distances(observations: Sequence[Observation]) -> Figure:
         _draw_norms(below, layer, norm_limits, is_first=column == 0)
     lines: list[Any] = figure.axes[0].lines[1 : num_heads + 1]
     figure.suptitle(
-        "Which distances attract attention (top) and which add most to the output (bottom)",
-        fontsize=13,
+        "How much each distance attracts attention (top) and how strongly it marks the output (bottom)",
+        fontsize=12.5,
         color=INK,
         x=0.01,
         ha="left",
@@ -89,6 +91,8 @@ class _Layer:
     position: Tensor
     norms: Tensor
     has_rel_k: bool
+    # the last row is distance 0 and, as in a decoder, no pair lies beyond it
+    ends_at_query: bool
 
     @property
     def distances(self) -> list[int]:
@@ -106,15 +110,20 @@ def _merged(calls: list[Observation]) -> _Layer:
     first = calls[0]
     pairs = torch.stack([call.pairs for call in calls]).sum(0)
     total = torch.stack([(call.position_by_distance * call.pairs).nan_to_num(0.0) for call in calls]).sum(0)
-    norms = torch.empty(0) if first.rel_v_norms is None else first.rel_v_norms
+    norms = torch.empty(0)
+    if first.rel_v_norms is not None:
+        norms = first.rel_v_norms.masked_fill(pairs.sum(0) == 0, float("nan"))
+    ends_at_query = first.right == 0 and not any(_looks_ahead(call) for call in calls)
     position = total / pairs  # [heads, labels], NaN where there is no pair
-    return _Layer(_readable(first.layer), first.left, first.right, position, norms, first.has_rel_k)
+    return _Layer(
+        layer_name(first.layer), first.left, first.right, position, norms, first.has_rel_k, ends_at_query
+    )
 
 
-def _readable(name: str) -> str:
-    """"encoder.layers.0.self_attn" as "encoder, layer 1"; other names as they are."""
-    found = re.fullmatch(r"(?:.*\.)?(\w+)\.layers\.(\d+)(?:\.self_attn)?", name)
-    return f"{found[1]}, layer {int(found[2]) + 1}" if found else name or "attention"
+def _looks_ahead(call: Observation) -> bool:
+    num_queries, num_keys = call.allowed.shape[2:]
+    is_ahead = distances(num_queries, num_keys, call.query_start, call.allowed.device) > 0
+    return bool((call.allowed & is_ahead).any())
 
 
 def _draw_logits(axes: Axes, layer: _Layer, ends: tuple[float, float], *, is_first: bool) -> None:
@@ -142,7 +151,7 @@ def _draw_norms(axes: Axes, layer: _Layer, ends: tuple[float, float], *, is_firs
     _mark_distances(axes, layer)
     axes.set_ylim(*ends)
     axes.tick_params(labelleft=is_first)
-    axes.set_xlabel("distance j − i (tokens)", fontsize=10, color=INK)
+    axes.set_xlabel("distance j \N{MINUS SIGN} i (tokens)", fontsize=10, color=INK)
     if is_first:
         axes.set_ylabel("norm of rel_v row", fontsize=10, color=INK)
 
@@ -153,6 +162,8 @@ def _mark_distances(axes: Axes, layer: _Layer) -> None:
     left, right = layer.left, layer.right
     axes.set_xlim(-left - 0.6, right + 0.6)
     axes.axvspan(-left - 0.6, -left + 0.4, color=SHADE, zorder=0)
-    axes.axvspan(right - 0.4, right + 0.6, color=SHADE, zorder=0)
+    if not layer.ends_at_query:
+        axes.axvspan(right - 0.4, right + 0.6, color=SHADE, zorder=0)
     axes.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
-    axes.set_xticks(*distance_ticks(left, right))
+    places, words = distance_ticks(left, right)
+    axes.set_xticks(places, [*words[:-1], "0"] if layer.ends_at_query else words, fontsize=9)

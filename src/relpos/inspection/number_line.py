@@ -1,8 +1,7 @@
 """The teaching picture of the paper's section 3.2: from two positions to a distance to a row of the table."""
 
-from torch import Tensor
-
 import torch
+from torch import Tensor
 
 from relpos.inspection._drawing import INK, new_figure, row_colours, signed, title
 from relpos.inspection._extra import Axes, Figure
@@ -26,9 +25,9 @@ def plot_number_line(n: int = 4, k: int = 2) -> Figure:
     grid = figure.add_gridspec(2, 2, height_ratios=[1.75, 1])
     left, right = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1])
     _draw_matrix(left, distance, rows, k, is_signed=True)
-    title(left, "1. Distance of key j from query i: j − i")
+    title(left, "1. Distance of key j from query i: j \N{MINUS SIGN} i")
     _draw_matrix(right, rows, rows, k, is_signed=False)
-    title(right, f"2. Row of the table: clip(j − i, −{k}, {k}) + {k}")
+    title(right, f"2. Row of the table: clip(j \N{MINUS SIGN} i, \N{MINUS SIGN}{k}, {k}) + {k}")
     _draw_line(figure.add_subplot(grid[1, :]), n, k)
     return figure
 
@@ -77,7 +76,13 @@ def _draw_line(axes: Axes, n: int, k: int) -> None:
         )
     for row in range(2 * k + 1):
         axes.text(
-            row - k, 0, str(row), ha="center", va="center", fontsize=size, bbox=box | {"facecolor": colours(row)}
+            row - k,
+            0,
+            str(row),
+            ha="center",
+            va="center",
+            fontsize=size,
+            bbox=box | {"facecolor": colours(row)},
         )
     axes.set_xlim(-furthest - 0.6, furthest + 0.6)
     axes.set_ylim(-0.35, 1.35)

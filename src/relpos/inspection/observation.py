@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from relpos.decompose import Parts, by_distance, decompose
 
-# the module's own projections and masks, so that what is observed is what is computed
+# the module's own reading of its masks, so that what is observed is what is computed
 from relpos.nn.attention import RelativeMultiheadAttention, _merge_masks
 from relpos.nn.cache import KeyValueCache
 
@@ -129,7 +130,7 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
     sequences = [given[side] for side in ("query", "key", "value")]
     if not module.batch_first:
         sequences = [x.transpose(0, 1) for x in sequences]
-    query, key, value = module._heads(*sequences, None)  # [batch, heads, length, head_dim]
+    query, key, value = _project(module, sequences)  # [batch, heads, length, head_dim]
     start = 0
     if given["cache"] is not None:
         start, (key, value) = given["cache"].start, given["cache"].given
@@ -150,6 +151,14 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
         )
         counted = _counted(parts, padding, start)
         return _summary(name, module, parts, value, counted, start)
+
+
+def _project(module: RelativeMultiheadAttention, sequences: list[Tensor]) -> list[Tensor]:
+    """Query, key and value of each head, from the parameters that `torch.nn.MultiheadAttention` has too."""
+    weights = module.in_proj_weight.chunk(3)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    rows = [F.linear(x, w, b) for x, w, b in zip(sequences, weights, biases, strict=True)]
+    return [x.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for x in rows]
 
 
 def _counted(parts: Parts, padding: Tensor | None, start: int) -> Tensor:

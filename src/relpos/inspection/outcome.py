@@ -20,22 +20,23 @@ from relpos.inspection.results import (
 )
 
 LEVEL_POINTS = 0.5
+_WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
 
 
 def training_sentence(results: Sequence[Result]) -> str:
     """What was trained: the task, the variants, their size and how long."""
     names = variant_names(results)
     task = str(first_given(results, "title") or first_given(results, "task") or "a task")
-    who = "One variant" if len(names) == 1 else f"{len(names)} variants"
+    who = "One variant" if len(names) == 1 else f"{_WORDS.get(len(names), len(names))} variants"
     sentence = f"{who} ({_listed(names)}) {'was' if len(names) == 1 else 'were'} trained on “{task}”"
     unit, limit = str(first_given(results, "length_unit") or "length"), first_given(results, "trained_up_to")
     if isinstance(limit, (int, float)):
         sentence += f", on lines with up to {limit} {unit.removesuffix(' in the line')} only"
-    for name, words in (("weights", "weights"), ("updates", "updates"), ("seconds", "seconds")):
-        known = [value for result in results if (value := number(result, name)) is not None]
-        if known:
-            sentence += f"; {_range(known)} {words}"
-    return sentence + "."
+    size, updates, seconds = (_range_of(results, name) for name in ("weights", "updates", "seconds"))
+    spent = [f"{text} {words}" for text, words in ((updates, "updates"), (seconds, "seconds")) if text]
+    parts = [f"has {size} weights"] if size else []
+    parts += [f"was trained for {' in '.join(spent)}"] if spent else []
+    return f"{sentence}." + (f" Each {' and '.join(parts)}." if parts else "")
 
 
 def outcome_sentences(results: Sequence[Result]) -> list[str]:
@@ -76,10 +77,8 @@ def _compared(scores: list[_Score], metric: str, start: str) -> list[str]:
     ahead_of = [other for other in others if other not in level and other.value < focus.value]
     behind = [other for other in others if other not in level and other.value > focus.value]
 
-    facts = f"{start}, {focus.name} scores {_amount(metric, focus.value)}; " + "; ".join(
-        _gap(focus, other, metric) for other in others
-    )
-    return [facts + ".", _verdict(focus, ahead_of, level, behind)]
+    facts = [f"{focus.name} {_amount(metric, focus.value)}", *(_gap(focus, o, metric) for o in others)]
+    return [f"{start}, {_verdict(focus, ahead_of, level, behind)}: {'; '.join(facts)}."]
 
 
 def _verdict(focus: _Score, ahead_of: list[_Score], level: list[_Score], behind: list[_Score]) -> str:
@@ -93,7 +92,7 @@ def _verdict(focus: _Score, ahead_of: list[_Score], level: list[_Score], behind:
         )
         if group
     ]
-    return f"Here {focus.name} is {_listed(parts)}."
+    return f"{focus.name} is {', '.join(parts)}"
 
 
 def _gap(focus: _Score, other: _Score, metric: str) -> str:
@@ -149,9 +148,9 @@ def _limits(results: Sequence[Result]) -> list[str]:
     """What stands in the way of a fair or a firm comparison."""
     sentences = []
     for field, words, tolerance in (("updates", "updates", 0.05), ("weights", "weights", 0.1)):
-        known = [value for result in results if (value := number(result, field)) is not None]
+        known = _known(results, field)
         if known and max(known) > min(known) * (1 + tolerance):
-            sentences.append(f"The variants are not alike in {words}: {_range(known)}.")
+            sentences.append(f"The variants are not alike in {words}: {_range_of(results, field)}.")
     variants = [str(result.get("variant")) for result in results]
     if len(set(variants)) == len(variants):
         sentences.append("Each variant was trained once; another seed would move these numbers.")
@@ -166,7 +165,15 @@ def _amount(metric: str, value: float) -> str:
     return shown(metric, value) + (" %" if metric == "exact" else "")
 
 
-def _range(values: Sequence[float]) -> str:
+def _known(results: Sequence[Result], field: str) -> list[float]:
+    return [value for result in results if (value := number(result, field)) is not None]
+
+
+def _range_of(results: Sequence[Result], field: str) -> str | None:
+    """800, or 61 to 62; None where no result has the field."""
+    values = _known(results, field)
+    if not values:
+        return None
     low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
     return low if low == high else f"{low} to {high}"
 

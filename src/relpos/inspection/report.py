@@ -14,6 +14,7 @@ from relpos.inspection.comparison import plot_by_length, plot_learning
 from relpos.inspection.outcome import LEVEL_POINTS, outcome_sentences, training_sentence
 from relpos.inspection.picture import Picture
 from relpos.inspection.results import (
+    DASH,
     METRICS,
     Result,
     bucket_at,
@@ -90,7 +91,7 @@ def _task(name: str, results: list[Result]) -> dict[str, Any]:
 
 
 def _comparison(results: list[Result]) -> dict[str, Any]:
-    """Columns that have a number anywhere, and a row of texts for each variant; the best scores are marked."""
+    """Columns that have a number anywhere, and a row for each variant; the best scores are marked."""
     columns: list[tuple[str, list[str], list[bool]]] = []
     for metric in ("bleu", "bleu_lowercased", "chrf", "exact"):
         values = [number(result, "scores", metric) for result in results]
@@ -98,7 +99,9 @@ def _comparison(results: list[Result]) -> dict[str, Any]:
         if known:
             texts = [shown(metric, value) for value in values]
             best = shown(metric, max(known))
-            columns.append((METRICS[metric][0], texts, [len(known) > 1 and text == best for text in texts]))
+            columns.append(
+                (METRICS[metric][0], texts, [text == best and len(set(texts)) > 1 for text in texts])
+            )
     for field, words in (
         ("weights", "weights"),
         ("updates", "updates"),
@@ -107,7 +110,7 @@ def _comparison(results: list[Result]) -> dict[str, Any]:
     ):
         values = [number(result, field) for result in results]
         if any(value is not None for value in values):
-            texts = ["–" if value is None else f"{value:,.0f}" for value in values]
+            texts = [DASH if value is None else f"{value:,.0f}" for value in values]
             columns.append((words, texts, [False] * len(texts)))
     rows = [
         {"name": name, "cells": [{"text": texts[i], "is_best": best[i]} for _, texts, best in columns]}
@@ -122,11 +125,13 @@ def _by_length(results: list[Result], metric: str) -> list[dict[str, Any]]:
     rows = []
     for ends in bucket_ranges(results):
         buckets = [bucket_at(result, ends) for result in results]
-        segments = [count for bucket in buckets if (count := number(bucket, "scores", "segments")) is not None]
+        segments = [
+            count for bucket in buckets if (count := number(bucket, "scores", "segments")) is not None
+        ]
         rows.append(
             {
                 "range": range_name(ends),
-                "segments": f"{max(segments):,.0f}" if segments else "–",
+                "segments": f"{max(segments):,.0f}" if segments else DASH,
                 "is_beyond": limit is not None and ends[0] > limit,
                 "scores": [shown(metric, number(bucket, "scores", metric)) for bucket in buckets],
             }

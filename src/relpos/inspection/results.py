@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Result = Mapping[str, Any]
+DASH = "\N{EN DASH}"
 
 # name of a metric: how people call it, the factor to show it with, decimals
 METRICS = {
     "bleu": ("BLEU", 1.0, 1),
     "bleu_lowercased": ("BLEU, lowercased", 1.0, 1),
     "chrf": ("chrF", 1.0, 1),
-    "exact": ("exactly right (%)", 100.0, 1),
+    "exact": ("lines exactly right (%)", 100.0, 1),
     "eval_bleu": ("validation BLEU", 1.0, 1),
     "eval_chrf": ("validation chrF", 1.0, 1),
-    "eval_exact": ("validation exactly right (%)", 100.0, 1),
+    "eval_exact": ("lines exactly right in validation (%)", 100.0, 1),
     "eval_loss": ("validation loss (nats per token)", 1.0, 3),
 }
 
@@ -61,7 +62,7 @@ def items(result: Result, name: str) -> list[Mapping[str, Any]]:
 def shown(metric: str, value: float | None) -> str:
     """A score as it is printed: 31.2, or 85.0 for an exact share of 0.85, or a dash."""
     if value is None:
-        return "–"
+        return DASH
     _, factor, decimals = METRICS[metric]
     return f"{value * factor:.{decimals}f}"
 
@@ -100,7 +101,7 @@ def bucket_at(result: Result, ends: tuple[int, int]) -> Mapping[str, Any] | None
 
 def range_name(ends: tuple[int, int]) -> str:
     """3, or 6–10."""
-    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}–{ends[1]}"
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}{DASH}{ends[1]}"
 
 
 def first_given(results: Sequence[Result], name: str) -> Any:

@@ -117,7 +117,9 @@ def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrained
     try:
         config = RelposConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, TypeError, OSError) as error:
-        raise InputError(f"{folder / 'config.json'}: {str(error).strip().splitlines()[-1].strip()}") from error
+        raise InputError(
+            f"{folder / 'config.json'}: {str(error).strip().splitlines()[-1].strip()}"
+        ) from error
     try:
         model, info = RelposForConditionalGeneration.from_pretrained(
             folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True

@@ -87,9 +87,7 @@ class RelposConfig(PreTrainedConfig):
             return None
         sides = [given, given] if isinstance(given, int) else list(given)
         if len(sides) != 2 or not all(isinstance(side, int) and side >= 0 for side in sides):
-            raise ValueError(
-                f"relative_max_distance must be null, k >= 0 or [left, right]; got {given!r}."
-            )
+            raise ValueError(f"relative_max_distance must be null, k >= 0 or [left, right]; got {given!r}.")
         return sides[0], sides[1]
 
     @property

@@ -1,4 +1,6 @@
-"""What a user gave and we cannot use; the command line prints it as one line."""
+"""What ends a command early; the command line prints each as one line, without a traceback."""
+
+from pathlib import Path
 
 
 class InputError(Exception):
@@ -7,3 +9,11 @@ class InputError(Exception):
 
 class UsageError(InputError):
     """An option or a recipe is wrong, before any work has begun."""
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """Training was asked to stop by `signal`; what it had done is in `checkpoint`, if there is one."""
+
+    def __init__(self, signal: int, checkpoint: Path | None) -> None:
+        super().__init__(signal, checkpoint)
+        self.signal, self.checkpoint = signal, checkpoint

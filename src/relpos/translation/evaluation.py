@@ -99,7 +99,11 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
             f"hypotheses and references must be equally many and not none; got {len(hypotheses)} and "
             f"{len(references)}."
         )
-    metrics = {"bleu": BLEU(tokenize="13a"), "bleu_lowercased": BLEU(tokenize="13a", lowercase=True), "chrf": CHRF()}
+    metrics = {
+        "bleu": BLEU(tokenize="13a"),
+        "bleu_lowercased": BLEU(tokenize="13a", lowercase=True),
+        "chrf": CHRF(),
+    }
     values, signatures = {}, {}
     for name, metric in metrics.items():
         values[name] = metric.corpus_score(list(hypotheses), [list(references)]).score

@@ -54,7 +54,9 @@ def packaged_experiments() -> list[str]:
 def load_experiment(name: str) -> Experiment:
     """Read an experiment that comes with relpos. Raises: UsageError."""
     if name not in packaged_experiments():
-        raise UsageError(f"no experiment {name!r}; those that come with relpos: {', '.join(packaged_experiments())}.")
+        raise UsageError(
+            f"no experiment {name!r}; those that come with relpos: {', '.join(packaged_experiments())}."
+        )
     text = (resources.files("relpos") / "recipes" / "experiments" / f"{name}.yaml").read_text("utf-8")
     try:
         return Experiment.model_validate(yaml.safe_load(text))
@@ -117,7 +119,9 @@ def _measure(task: Task, recipe: Recipe, run: Path, model: Path) -> dict[str, An
     translator = Translator.load(model)
     result = evaluate(translator, parts["test"], edges=task.edges)
     history = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    speeds = sorted(line["target_tokens_per_second"] for line in history if "target_tokens_per_second" in line)
+    speeds = sorted(
+        line["target_tokens_per_second"] for line in history if "target_tokens_per_second" in line
+    )
     return {
         "weights": translator.model.num_parameters(),
         "updates": max(line["step"] for line in history),

@@ -121,7 +121,9 @@ class Translator:
         by_rank = sequences.unflatten(0, (len(ids), search.n_best)).unbind(1)
         ranked = [self._read(batch, found, len(start), search.length_penalty) for found in by_rank]
         self.model.train(was_training)
-        return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in zip(*ranked, strict=True)]
+        return [
+            sorted(found, key=lambda hypothesis: -hypothesis.score) for found in zip(*ranked, strict=True)
+        ]
 
     def _read(
         self, batch: BatchEncoding, sequences: Tensor, num_given: int, length_penalty: float

@@ -296,9 +296,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         states = self.decoder(decoder_input_ids, memory, decoder_attention_mask, attention_mask, cache)
         logits = self.lm_head(states)
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
-        return Seq2SeqLMOutput(
-            loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=memory
-        )
+        return Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=memory)
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
         smoothing = self.config.label_smoothing if self.training else 0.0

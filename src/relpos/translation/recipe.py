@@ -92,9 +92,13 @@ class TrainingSettings(_Section):
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Of the training loss.")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16 means autocast.")
     log_every: int = Field(50, gt=0, description="Updates between lines of the log.")
-    evaluate_every: int = Field(1000, gt=0, description="Updates between validations, each with a checkpoint.")
+    evaluate_every: int = Field(
+        1000, gt=0, description="Updates between validations, each with a checkpoint."
+    )
     best: Literal["loss", "bleu", "chrf"] = Field("bleu", description="The validation score that chooses.")
-    patience: int | None = Field(None, gt=0, description="Stop after so many validations without a better one.")
+    patience: int | None = Field(
+        None, gt=0, description="Stop after so many validations without a better one."
+    )
     keep: int = Field(3, gt=0, description="Latest checkpoints kept besides the best.")
     average: int = Field(
         1, gt=0, description="Checkpoints whose weights are averaged in the end: the best and those before."

@@ -43,20 +43,12 @@ from relpos.translation.checkpoints import (
     write_weights,
 )
 from relpos.translation.config import RelposConfig
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, Interrupted
 from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
 from relpos.translation.recipe import Recipe, TrainingSettings, load_recipe, write_recipe
-
-
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Training was asked to stop by `signal` and saved its state."""
-
-    def __init__(self, number: int, checkpoint: Path | None) -> None:
-        super().__init__(number, checkpoint)
-        self.signal, self.checkpoint = number, checkpoint
 
 
 def train(
