@@ -192,7 +192,8 @@ def evaluate(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Test set: a .tsv or .jsonl, plain or gzipped; or give it twice, source and target.  [default: the run's own]"
+            help="Test set: a .tsv or .jsonl, plain or gzipped; or twice, source and target.  "
+            "[default: the run's own]"
         ),
     ] = None,
     beams: BeamsOption = None,
@@ -238,13 +239,14 @@ def reproduce(
 
     Any key of its recipes is an option too. What is done is not done again: run it once more to go on.
     """
+    from relpos._pictures import write_comparison
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
     _settle()
     out.mkdir(parents=True, exist_ok=True)
     records = run_experiment(loaded, out, _overrides(context.args), _say)
-    report = _write_report(loaded.title, out, records)
+    report = write_comparison(loaded.title, out, records)
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
     else:
@@ -382,7 +384,3 @@ def _test_pairs(model: Path, data: list[Path]) -> Any:
     else:
         source = Source(tsv=data[0])
     return read_corpus(source, "source", "target", Path(tempfile.mkdtemp(prefix="relpos-")))
-
-
-def _write_report(title: str, out: Path, records: list[dict[str, Any]]) -> Path:
-    raise NotImplementedError

@@ -129,7 +129,8 @@ class RelativeMultiheadAttention(nn.Module):
         if is_relative and (query.shape != key.shape or (cache is not None and cache.is_memory)):
             raise ValueError(
                 "relative positions belong to self-attention: query and key must be one sequence; got "
-                f"query {list(query.shape)}, key {list(key.shape)}. Use max_distance=None for cross-attention."
+                f"query {list(query.shape)}, key {list(key.shape)}. "
+                "Use max_distance=None for cross-attention."
             )
         query_start = None if cache is None or cache.is_memory else cache.length
         if not self.batch_first:

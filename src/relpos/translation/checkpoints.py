@@ -97,9 +97,10 @@ def find_model(folder: Path) -> Path:
                 raise InputError(f"{place}: not a relpos model, its model_type is {kind!r}.")
             return place
     if (folder / "checkpoints").is_dir():
+        names = [path.name for path in sealed_checkpoints(folder / "checkpoints")]
         raise InputError(
             f"{folder}: this run has no finished model yet. Finish it with --resume, or give one of its "
-            f"checkpoints: {', '.join(path.name for path in sealed_checkpoints(folder / 'checkpoints')) or 'none'}."
+            f"checkpoints: {', '.join(names) or 'none'}."
         )
     raise InputError(f"{folder}: not a model folder, there is no config.json in it.")
 

@@ -1,4 +1,4 @@
-"""Translating text: batches inside, the given order outside; the search itself is transformers' `generate`."""
+"""Translating text: batches inside, the given order outside; the search is transformers' own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from relpos.translation.model import RelposForConditionalGeneration
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation. `score` is its log-probability in nats over length^length_penalty; 0 for an empty line."""
+    """One translation. `score` is log-probability, nats, over length^length_penalty; 0 for an empty line."""
 
     text: str
     score: float

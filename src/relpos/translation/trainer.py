@@ -1,0 +1,276 @@
+"""transformers' Seq2SeqTrainer with token batches, scores while training, and sealed checkpoints."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from accelerate.utils import gather_object
+from safetensors import SafetensorError
+from tqdm import tqdm
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    ProgressCallback,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.integrations import TensorBoardCallback
+
+from relpos.translation.batching import EpochLoader, PairCollator, TokenBatches
+from relpos.translation.checkpoints import seal
+from relpos.translation.evaluation import score
+from relpos.translation.generation import Search, Translator
+from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.recipe import TrainingSettings
+
+
+class RelposTrainer(Seq2SeqTrainer):
+    """The trainer of one run: token batches, speed in target tokens per second, loss, BLEU and chrF.
+
+    Args:
+        settings: of the recipe; what transformers knows of them is also in `args`.
+        train_dataset, eval_dataset: as `Prepared` holds them.
+        metrics: file that receives every logged line as JSON.
+        stopped: a signal that came is put here; the trainer then saves and stops.
+    """
+
+    model: RelposForConditionalGeneration
+    eval_dataset: datasets.Dataset
+    train_dataset: datasets.Dataset
+    processing_class: PreTrainedTokenizerFast
+
+    def __init__(
+        self,
+        model: RelposForConditionalGeneration,
+        args: TrainingArguments,
+        train_dataset: datasets.Dataset,
+        eval_dataset: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerFast,
+        settings: TrainingSettings,
+        metrics: Path,
+        stopped: list[int],
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            data_collator=PairCollator(tokenizer.pad_token_id),
+        )
+        self.settings = settings
+        self._collate = PairCollator(tokenizer.pad_token_id)
+        self._seconds_before = 0.0
+        self._tokens = 0
+        self._started = self._ticked = time.perf_counter()
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        if settings.patience is not None:
+            self.add_callback(EarlyStoppingCallback(early_stopping_patience=settings.patience))
+        self.add_callback(_Progress(self, metrics))
+        self.add_callback(_Stop(self, stopped))
+        if self.is_world_process_zero():
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.add_callback(TensorBoardCallback(SummaryWriter(str(metrics.parent / "logs"))))
+
+    @property
+    def seconds(self) -> float:
+        """Time spent training, validation included, over all resumptions of the run."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def start_clock(self, history: list[dict[str, float]]) -> None:
+        """Begin to count seconds, after those that `history` tells of."""
+        self._started = self._ticked = time.perf_counter()
+        self._seconds_before = max((line["seconds"] for line in history if "seconds" in line), default=0.0)
+
+    def get_train_dataloader(self) -> EpochLoader:
+        """Batches of this process, reshuffled each epoch."""
+        return self._loader(self.train_dataset, shuffle=True)
+
+    def _loader(self, rows: datasets.Dataset, *, shuffle: bool) -> EpochLoader:
+        batches = TokenBatches(
+            rows["length"][:],
+            self.settings.tokens_per_batch,
+            seed=self.settings.seed,
+            shuffle=shuffle,
+            process=self.args.process_index,
+            num_processes=self.args.world_size,
+        )
+        columns = rows.select_columns(["input_ids", "labels"])
+        return EpochLoader(columns, batch_sampler=batches, collate_fn=self._collate)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One forward and backward pass; counts target tokens."""
+        self._tokens += int((inputs["labels"] != -100).sum())
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the time so far and the speed since the last line."""
+        if "loss" in logs:
+            elapsed = time.perf_counter() - self._ticked
+            logs["target_tokens_per_second"] = round(self._tokens * self.args.world_size / elapsed, 1)
+            self._tokens, self._ticked = 0, time.perf_counter()
+        logs["seconds"] = round(self.seconds, 2)
+        super().log(logs, start_time)
+
+    def evaluate(
+        self,
+        eval_dataset: datasets.Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **_unused: Any,
+    ) -> dict[str, float]:
+        """Loss in nats per target token, and BLEU and chrF of the first `validation_pairs` pairs."""
+        paused = time.perf_counter()
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        was_training = self.model.training
+        self.model.eval()
+        loss = self._mean_loss(rows)
+        hypotheses = self._translate(rows["source"][: self.settings.validation_pairs])
+        scores = score(hypotheses, rows["target"][: self.settings.validation_pairs])
+        self.model.train(was_training)
+        metrics = {
+            f"{metric_key_prefix}_loss": loss,
+            f"{metric_key_prefix}_bleu": scores.bleu,
+            f"{metric_key_prefix}_chrf": scores.chrf,
+            f"{metric_key_prefix}_exact": scores.exact,
+        }
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self._ticked += time.perf_counter() - paused  # speed is that of training alone
+        return metrics
+
+    @torch.no_grad()
+    def _mean_loss(self, rows: datasets.Dataset) -> float:
+        total, count = 0.0, 0
+        for batch in self._loader(rows, shuffle=False):
+            batch = self._prepare_inputs(batch)
+            with self.compute_loss_context_manager():
+                loss = self.model(**batch, num_items_in_batch=1).loss  # the sum, in nats
+            total += float(loss)
+            count += int((batch["labels"] != -100).sum())
+        shares = gather_object([(total, count)])
+        return sum(total for total, _ in shares) / max(1, sum(count for _, count in shares))
+
+    def _translate(self, texts: list[str]) -> list[str]:
+        """Greedy translations, each process doing its share."""
+        translator = Translator(self.model, self.processing_class)
+        search = Search(beams=1, tokens_per_batch=4 * self.settings.tokens_per_batch)
+        mine = texts[self.args.process_index :: self.args.world_size]
+        found = gather_object([[best[0].text for best in translator.translate(mine, search)]])
+        hypotheses = [""] * len(texts)
+        for process, share in enumerate(found):
+            hypotheses[process :: self.args.world_size] = share
+        return hypotheses
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                seal(folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except (RuntimeError, SafetensorError) as error:
+            # how torch.save and safetensors tell of a full disk
+            shutil.rmtree(folder, ignore_errors=True)
+            raise OSError(str(error).splitlines()[0]) from error
+
+
+class _Progress(TrainerCallback):
+    """Lines for a program (metrics.jsonl) and a bar and lines for a person (standard error)."""
+
+    def __init__(self, trainer: RelposTrainer, path: Path) -> None:
+        self.trainer, self.path = trainer, path
+        self.bar: tqdm | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
+    ) -> None:
+        """Start the clock and open the bar."""
+        self.trainer.start_clock(state.log_history)
+        if state.is_world_process_zero:
+            self.bar = tqdm(
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="training",
+                unit="update",
+                mininterval=1.0,
+                disable=None,  # no bar where standard error is no terminal
+            )
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
+    ) -> None:
+        """Move the bar."""
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_unused: Any,
+    ) -> None:
+        """Write one line for a program and one for a person."""
+        if not state.is_world_process_zero or not logs:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        line = _line(state.global_step, logs)
+        if line:
+            tqdm.write(line, file=sys.stderr)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
+    ) -> None:
+        """Close the bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+class _Stop(TrainerCallback):
+    """Stop after a step: with a last validation when time or updates are over, without on a signal."""
+
+    def __init__(self, trainer: RelposTrainer, stopped: list[int]) -> None:
+        self.trainer, self.stopped = trainer, stopped
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
+    ) -> None:
+        """Ask the trainer to stop if it is time."""
+        limit = self.trainer.settings.minutes
+        is_over = limit is not None and self.trainer.seconds >= 60 * limit
+        if self.stopped:
+            control.should_evaluate = False
+            control.should_save = control.should_training_stop = True
+        elif is_over or state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = control.should_training_stop = True
+
+
+def _line(step: int, logs: dict[str, float]) -> str | None:
+    """What a person reads of a logged line; None for transformers' closing summary."""
+    if "eval_loss" in logs:
+        return (
+            f"update {step:>6,}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
+            f"chrF {logs['eval_chrf']:.2f}  exact {logs['eval_exact']:.1%}"
+        )
+    if "loss" in logs:
+        return (
+            f"update {step:>6,}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
+            f"{logs['target_tokens_per_second']:,.0f} target tokens/s"
+        )
+    return None
