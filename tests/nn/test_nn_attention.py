@@ -1,0 +1,337 @@
+"""The attention module against `torch.nn.MultiheadAttention`, against its own laws, and its tables."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from relpos.nn import RelativeMultiheadAttention
+
+pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
+
+WIDTH, HEADS, BATCH, QUERIES, KEYS = 16, 4, 2, 5, 7
+MODES = {
+    "none": {},
+    "both": {"max_distance": 2},
+    "keys": {"max_distance": 2, "relative_values": False},
+    "values": {"max_distance": 2, "relative_keys": False},
+    "k = 0": {"max_distance": 0},
+    "left over right": {"max_distance": (3, 1)},
+    "left only": {"max_distance": (3, 0)},
+    "per head": {"max_distance": 2, "relative_per_head": True},
+    "beyond the length": {"max_distance": 50},
+}
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+def module(*, seed: int = 0, **settings) -> RelativeMultiheadAttention:
+    """A module in float64 whose biases are not zero, [batch, length, width] unless told."""
+    torch.manual_seed(seed)
+    made = RelativeMultiheadAttention(
+        WIDTH, HEADS, **({"batch_first": True, "dtype": torch.float64} | settings)
+    )
+    with torch.no_grad():
+        for bias in (made.in_proj_bias, made.out_proj.bias):
+            if bias is not None:
+                bias.normal_()
+    return made
+
+
+def torch_twin(ours: RelativeMultiheadAttention) -> nn.MultiheadAttention:
+    """torch's module with the same weights; fails if names or shapes differ."""
+    has_bias = ours.in_proj_bias is not None
+    theirs = nn.MultiheadAttention(
+        WIDTH, HEADS, bias=has_bias, batch_first=ours.batch_first, dtype=torch.float64
+    )
+    theirs.load_state_dict(ours.state_dict())
+    return theirs
+
+
+def draw(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def hidden(*shape: int) -> Tensor:
+    """A mask in torch.nn's sense, True = hidden, that leaves each query the first key."""
+    mask = draw(*shape, seed=2) > 0.3
+    mask[..., 0] = False
+    return mask
+
+
+def as_float(mask: Tensor) -> Tensor:
+    return draw(*mask.shape, seed=3).masked_fill(mask, float("-inf"))
+
+
+def masks(kind: str, shape: str) -> dict[str, Tensor]:
+    attn_mask = hidden(QUERIES, KEYS) if shape == "plain" else hidden(BATCH * HEADS, QUERIES, KEYS)
+    padding = hidden(BATCH, KEYS)
+    if kind == "float":
+        attn_mask, padding = as_float(attn_mask), as_float(padding)
+    return {"attn_mask": attn_mask, "key_padding_mask": padding}
+
+
+def assert_equals_torch(ours: RelativeMultiheadAttention, *tensors: Tensor, **arguments) -> None:
+    found, found_weights = ours(*tensors, **arguments)
+    true, true_weights = torch_twin(ours)(*tensors, **arguments)
+    torch.testing.assert_close(found, true, atol=1e-10, rtol=1e-10)
+    if arguments.get("need_weights", True):
+        torch.testing.assert_close(found_weights, true_weights, atol=1e-10, rtol=1e-10)
+    else:
+        assert found_weights is None
+        assert true_weights is None
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("shape", ["plain", "per head"])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("given", [(), ("attn_mask",), ("key_padding_mask",), ("attn_mask", "key_padding_mask")])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_without_tables_it_equals_torch(batch_first, given, kind, shape, averaged) -> None:
+    query, key, value = draw(BATCH, QUERIES, WIDTH), draw(BATCH, KEYS, WIDTH), draw(BATCH, KEYS, WIDTH, seed=9)
+    if not batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    assert_equals_torch(
+        module(batch_first=batch_first),
+        query,
+        key,
+        value,
+        average_attn_weights=averaged,
+        **{name: mask for name, mask in masks(kind, shape).items() if name in given},
+    )
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_tables_self_attention_equals_torch(bias, batch_first) -> None:
+    x = draw(BATCH, QUERIES, WIDTH)
+    assert_equals_torch(module(bias=bias, batch_first=batch_first), x, x, x, need_weights=False)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_without_tables_attention_to_one_memory_equals_torch(batch_first) -> None:
+    memory = draw(BATCH, BATCH, WIDTH)
+    assert_equals_torch(module(batch_first=batch_first), draw(BATCH, BATCH, WIDTH, seed=4), memory, memory)
+
+
+def test_a_bool_mask_beside_a_float_mask_hides_and_adds() -> None:
+    ours, x = module(), draw(BATCH, KEYS, WIDTH)
+    added, padding = draw(KEYS, KEYS, seed=5), hidden(BATCH, KEYS)
+    mixed, _ = ours(x, x, x, padding, attn_mask=added)
+    as_floats = torch.zeros(BATCH, KEYS, dtype=torch.float64).masked_fill(padding, float("-inf"))
+    torch.testing.assert_close(mixed, ours(x, x, x, as_floats, attn_mask=added)[0], atol=1e-12, rtol=1e-12)
+
+
+def test_is_causal_equals_a_causal_mask() -> None:
+    ours, x = module(max_distance=2), draw(BATCH, KEYS, WIDTH)
+    future = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+    for found, true in zip(ours(x, x, x, is_causal=True), ours(x, x, x, attn_mask=future), strict=True):
+        torch.testing.assert_close(found, true, atol=1e-12, rtol=1e-12)
+
+
+@modes
+def test_zero_tables_equal_none(mode) -> None:
+    ours, plain, x = module(**MODES[mode]), module(), draw(BATCH, KEYS, WIDTH)
+    tables = {name for name, _ in ours.named_parameters() if name.startswith("relative_position_")}
+    with torch.no_grad():
+        for name in tables:
+            getattr(ours, name).zero_()
+    plain.load_state_dict({name: x for name, x in ours.state_dict().items() if name not in tables})
+    for found, true in zip(ours(x, x, x), plain(x, x, x), strict=True):
+        torch.testing.assert_close(found, true, atol=1e-12, rtol=1e-12)
+
+
+@modes
+def test_module_equals_its_formula_written_out(mode) -> None:
+    ours, x = module(**MODES[mode]), draw(BATCH, KEYS, WIDTH)
+    q, k, v = (
+        part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for part in (x @ ours.in_proj_weight.T + ours.in_proj_bias).chunk(3, -1)
+    )
+    left, right = ours.max_distance or (0, 0)
+    distance = torch.arange(KEYS) - torch.arange(KEYS)[:, None]
+    rows = distance.clamp(-left, right) + left
+    nothing = torch.zeros(1 + left + right, WIDTH // HEADS, dtype=torch.float64)
+    a_k, a_v = (
+        (nothing if table is None else table).expand(HEADS, -1, -1)[:, rows]  # [heads, query, key, d]
+        for table in (ours.relative_position_keys, ours.relative_position_values)
+    )
+    logits = torch.einsum("bhid,bhijd->bhij", q, k[:, :, None] + a_k) / (WIDTH // HEADS) ** 0.5
+    weights = logits.softmax(-1)
+    heads = torch.einsum("bhij,bhijd->bhid", weights, v[:, :, None] + a_v)
+    out, found_weights = ours(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(found_weights, weights, atol=1e-10, rtol=1e-10)
+    true = ours.out_proj(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, true, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [({"max_distance": 2}, 5), ({"max_distance": (3, 1)}, 5), ({"max_distance": (4, 0)}, 5)]
+    + [({"max_distance": 0}, 1), ({"max_distance": (0, 6)}, 7)],
+)
+@pytest.mark.parametrize("is_per_head", [True, False])
+def test_tables_have_a_row_for_each_distance_and_their_sharing_shows(settings, labels, is_per_head) -> None:
+    ours = module(**settings, relative_per_head=is_per_head)
+    shape = (HEADS, labels, WIDTH // HEADS) if is_per_head else (labels, WIDTH // HEADS)
+    assert ours.relative_position_keys.shape == shape
+    assert ours.relative_position_values.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("settings", "present"),
+    [
+        ({}, set()),
+        ({"max_distance": 2}, {"keys", "values"}),
+        ({"max_distance": 2, "relative_values": False}, {"keys"}),
+        ({"max_distance": 2, "relative_keys": False}, {"values"}),
+        ({"max_distance": 2, "relative_keys": False, "relative_values": False}, set()),
+        ({"relative_per_head": True}, set()),
+    ],
+)
+def test_what_a_mode_does_not_use_does_not_exist(settings, present) -> None:
+    names = {name for name, _ in module(**settings).named_parameters()}
+    assert {name for name in names if "relative" in name} == {f"relative_position_{x}" for x in present}
+    assert set(module(**settings).state_dict()) == names
+
+
+@modes
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("length", [1, 6])
+def test_every_parameter_gets_a_gradient(mode, is_causal, length) -> None:
+    ours, x = module(**MODES[mode]), draw(BATCH, length, WIDTH)
+    ours(x, x, x, need_weights=False, is_causal=is_causal)[0].square().sum().backward()
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert parameter.grad.isfinite().all(), name
+
+
+@modes
+def test_what_comes_after_a_token_gets_no_gradient_from_it(mode) -> None:
+    ours, x = module(**MODES[mode]), draw(1, 6, WIDTH).requires_grad_()
+    out, _ = ours(x, x, x, need_weights=False, is_causal=True)
+    for t in range(6):
+        (grad,) = torch.autograd.grad(out[:, t].sum(), x, retain_graph=True)
+        assert (grad[:, t + 1 :] == 0).all()
+        assert (grad[:, t] != 0).any()
+
+
+@modes
+def test_what_padding_holds_changes_nothing(mode) -> None:
+    ours, x = module(**MODES[mode]), draw(BATCH, KEYS, WIDTH)
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[0, 4:] = True
+    other = x.masked_fill(padding[..., None], 1e6)
+    found, true = (ours(y, y, y, padding)[0][~padding] for y in (other, x))
+    torch.testing.assert_close(found, true, atol=1e-12, rtol=1e-12)
+
+
+@modes
+def test_a_row_of_padding_alone_gives_finite_outputs_and_gradients(mode) -> None:
+    ours, x = module(**MODES[mode]), draw(BATCH, KEYS, WIDTH).requires_grad_()
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[1] = True
+    out, weights = ours(x, x, x, padding)
+    out.square().sum().backward()
+    assert out.isfinite().all()
+    assert (weights[1] == 0).all()
+    assert x.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
+
+
+def test_keys_one_after_and_one_before_are_told_apart() -> None:
+    ours, x = module(max_distance=1), draw(1, KEYS, WIDTH)
+    with torch.no_grad():
+        ours.in_proj_weight.zero_()
+        ours.in_proj_bias.zero_()
+        ours.in_proj_bias[:WIDTH] = 1.0
+        ours.relative_position_keys.zero_()
+        ours.relative_position_keys[2] = 50.0  # key minus query = 1 or more
+    _, weights = ours(x, x, x)
+    future = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+    has_future = future.any(-1)
+    torch.testing.assert_close(weights[0].masked_fill(~future, 0)[has_future].sum(-1), torch.ones(KEYS - 1).double())
+    assert (weights[0][has_future][~future[has_future]] < 1e-6).all()
+
+
+@modes
+def test_any_length_runs_and_the_state_holds_nothing_of_a_length(mode) -> None:
+    ours = module(**MODES[mode], dtype=torch.float32)
+    shapes = {name: x.shape for name, x in ours.state_dict().items()}
+    for n in (0, 1, 3, 300):
+        x = draw(1, n, WIDTH).float()
+        out, weights = ours(x, x, x)
+        assert out.shape == x.shape
+        assert weights.shape == (1, n, n)
+        assert out.isfinite().all()
+    assert {name: x.shape for name, x in ours.state_dict().items()} == shapes
+    assert not list(ours.buffers())
+
+
+@modes
+def test_low_precision_autocast_is_near_to_full_precision(mode) -> None:
+    ours, x = module(**MODES[mode], dtype=torch.float32), draw(BATCH, KEYS, WIDTH).float()
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[0, 5:] = True
+    true, true_weights = ours(x, x, x, padding)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, weights = ours(x, x, x, padding)
+    assert out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in ours.parameters())
+    torch.testing.assert_close(out.float(), true, atol=0.1, rtol=0.1)
+    torch.testing.assert_close(weights.float(), true_weights, atol=0.05, rtol=0.05)
+
+
+def test_dropout_acts_while_training_only_and_never_on_the_weights_returned() -> None:
+    ours, x = module(max_distance=2, dropout=0.5), draw(BATCH, KEYS, WIDTH)
+    with torch.no_grad():
+        trained, weights = ours(x, x, x)
+        ours.eval()
+        true, true_weights = ours(x, x, x)
+        assert torch.equal(true, ours(x, x, x)[0])
+    assert not torch.allclose(trained, true)
+    torch.testing.assert_close(weights, true_weights, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(true_weights.sum(-1), torch.ones(BATCH, KEYS).double())
+
+
+@pytest.mark.parametrize("settings", [MODES["both"], MODES["keys"], MODES["values"]])
+def test_cross_attention_with_tables_is_refused(settings) -> None:
+    ours, x, memory = module(**settings), draw(BATCH, 3, WIDTH), draw(BATCH, 4, WIDTH)
+    with pytest.raises(
+        ValueError,
+        match=r"^relative positions belong to self-attention: query and key must be one sequence; got query "
+        r"\[2, 3, 16\], key \[2, 4, 16\]\. Use max_distance=None for cross-attention\.$",
+    ):
+        ours(x, memory, memory)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(16, 3), (16, 0), (16, -4), (4, 8)])
+def test_heads_that_do_not_divide_the_width_are_refused(width, heads) -> None:
+    with pytest.raises(ValueError, match=rf"^num_heads must divide embed_dim = {width}; got {heads}\."):
+        RelativeMultiheadAttention(width, heads)
+
+
+@pytest.mark.parametrize(("given", "told"), [(-1, "-1, -1"), ((-1, 2), "-1, 2"), ((2, -1), "2, -1")])
+def test_negative_distances_are_refused(given, told) -> None:
+    with pytest.raises(ValueError, match=rf"^max_distance must be at least 0 on both sides; got \({told}\)\.$"):
+        module(max_distance=given)
+
+
+@pytest.mark.parametrize("shape", [(KEYS, WIDTH), (WIDTH,), (1, 1, KEYS, WIDTH)])
+def test_inputs_that_are_no_batch_are_refused(shape) -> None:
+    x = draw(*shape)
+    with pytest.raises(ValueError, match=r"^query, key and value must have 3 dimensions.*unsqueeze"):
+        module()(x, x, x)
+
+
+def test_new_tables_lie_within_xavier_bounds_of_one_head_and_are_not_zero() -> None:
+    for is_per_head, sides in itertools.product((True, False), (0, 2, (3, 1))):
+        ours = module(max_distance=sides, relative_per_head=is_per_head)
+        for table in (ours.relative_position_keys, ours.relative_position_values):
+            bound = (6 / (table.shape[-2] + table.shape[-1])) ** 0.5
+            assert 0 < table.abs().max() <= bound
+
+
+def test_module_prints_its_settings() -> None:
+    assert "num_heads=4, max_distance=(2, 2)" in repr(module(max_distance=2))
