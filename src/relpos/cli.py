@@ -266,13 +266,20 @@ def _settle() -> None:
     transformers.logging.disable_progress_bar()
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
+    keep_memory()
+
+
+def keep_memory() -> None:
+    """Have glibc keep freed blocks for reuse; changes this process for good.
+
+    It gives large blocks back to the system at once, and a training step then pays for their page faults
+    again.
+    """
     if sys.platform == "linux":
-        # glibc returns large blocks to the system at once, and a training step pays for their page
-        # faults again: measured 15 to 20 % of a step of the demo's size
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
+            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD, bytes
 
 
 def _say(line: str) -> None:

@@ -85,10 +85,16 @@ def assert_equals_torch(ours: RelativeMultiheadAttention, *tensors: Tensor, **ar
 @pytest.mark.parametrize("averaged", [True, False])
 @pytest.mark.parametrize("shape", ["plain", "per head"])
 @pytest.mark.parametrize("kind", ["bool", "float"])
-@pytest.mark.parametrize("given", [(), ("attn_mask",), ("key_padding_mask",), ("attn_mask", "key_padding_mask")])
+@pytest.mark.parametrize(
+    "given", [(), ("attn_mask",), ("key_padding_mask",), ("attn_mask", "key_padding_mask")]
+)
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_without_tables_it_equals_torch(batch_first, given, kind, shape, averaged) -> None:
-    query, key, value = draw(BATCH, QUERIES, WIDTH), draw(BATCH, KEYS, WIDTH), draw(BATCH, KEYS, WIDTH, seed=9)
+    query, key, value = (
+        draw(BATCH, QUERIES, WIDTH),
+        draw(BATCH, KEYS, WIDTH),
+        draw(BATCH, KEYS, WIDTH, seed=9),
+    )
     if not batch_first:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     assert_equals_torch(
@@ -166,13 +172,14 @@ def test_module_equals_its_formula_written_out(mode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "labels"),
-    [({"max_distance": 2}, 5), ({"max_distance": (3, 1)}, 5), ({"max_distance": (4, 0)}, 5)]
-    + [({"max_distance": 0}, 1), ({"max_distance": (0, 6)}, 7)],
+    ("max_distance", "labels"),
+    [(2, 5), ((3, 1), 5), ((4, 0), 5), (0, 1), ((0, 6), 7)],
 )
 @pytest.mark.parametrize("is_per_head", [True, False])
-def test_tables_have_a_row_for_each_distance_and_their_sharing_shows(settings, labels, is_per_head) -> None:
-    ours = module(**settings, relative_per_head=is_per_head)
+def test_tables_have_a_row_for_each_distance_and_their_sharing_shows(
+    max_distance, labels, is_per_head
+) -> None:
+    ours = module(max_distance=max_distance, relative_per_head=is_per_head)
     shape = (HEADS, labels, WIDTH // HEADS) if is_per_head else (labels, WIDTH // HEADS)
     assert ours.relative_position_keys.shape == shape
     assert ours.relative_position_values.shape == shape
@@ -250,7 +257,9 @@ def test_keys_one_after_and_one_before_are_told_apart() -> None:
     _, weights = ours(x, x, x)
     future = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
     has_future = future.any(-1)
-    torch.testing.assert_close(weights[0].masked_fill(~future, 0)[has_future].sum(-1), torch.ones(KEYS - 1).double())
+    torch.testing.assert_close(
+        weights[0].masked_fill(~future, 0)[has_future].sum(-1), torch.ones(KEYS - 1).double()
+    )
     assert (weights[0][has_future][~future[has_future]] < 1e-6).all()
 
 
@@ -314,7 +323,9 @@ def test_heads_that_do_not_divide_the_width_are_refused(width, heads) -> None:
 
 @pytest.mark.parametrize(("given", "told"), [(-1, "-1, -1"), ((-1, 2), "-1, 2"), ((2, -1), "2, -1")])
 def test_negative_distances_are_refused(given, told) -> None:
-    with pytest.raises(ValueError, match=rf"^max_distance must be at least 0 on both sides; got \({told}\)\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^max_distance must be at least 0 on both sides; got \({told}\)\.$"
+    ):
         module(max_distance=given)
 
 

@@ -106,8 +106,12 @@ def test_relative_positions_are_in_self_attention_alone(is_decoder) -> None:
 @pytest.mark.parametrize("relative", [{}, {"max_distance": 2}, {"max_distance": 0}, {"max_distance": (2, 0)}])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_every_parameter_of_both_layers_gets_a_gradient(norm_first, relative) -> None:
-    encoder = randomised(RelativeTransformerEncoderLayer(**SIZES, norm_first=norm_first, batch_first=True, **relative))
-    decoder = randomised(RelativeTransformerDecoderLayer(**SIZES, norm_first=norm_first, batch_first=True, **relative))
+    encoder = randomised(
+        RelativeTransformerEncoderLayer(**SIZES, norm_first=norm_first, batch_first=True, **relative)
+    )
+    decoder = randomised(
+        RelativeTransformerDecoderLayer(**SIZES, norm_first=norm_first, batch_first=True, **relative)
+    )
     memory = encoder(draw(BATCH, SOURCE, WIDTH))
     decoder(draw(BATCH, TARGET, WIDTH), memory, tgt_is_causal=True).square().sum().backward()
     for layer in (encoder, decoder):

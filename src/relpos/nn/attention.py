@@ -123,8 +123,15 @@ class RelativeMultiheadAttention(nn.Module):
             Output shaped like query, and the weights before dropout, [batch, query, key] or
             [batch, heads, query, key], or None.
         Raises:
-            ValueError: relative positions are asked for between two different sequences.
+            ValueError: an input has no batch dimension, or relative positions are asked for between
+                two different sequences.
         """
+        if not query.dim() == key.dim() == value.dim() == 3:
+            shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+            raise ValueError(
+                f"query, key and value must have 3 dimensions; got {shapes}. Give one sequence as a batch of "
+                f"one: x.unsqueeze({0 if self.batch_first else 1})."
+            )
         is_relative = self.relative_position_keys is not None or self.relative_position_values is not None
         if is_relative and (query.shape != key.shape or (cache is not None and cache.is_memory)):
             raise ValueError(

@@ -66,8 +66,8 @@ class RelativeTransformerEncoderLayer(nn.Module):
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)
         self.activation = _activation(activation)
         self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
-        self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, **options)
-        self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, **options)
+        self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+        self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 
@@ -136,9 +136,9 @@ class RelativeTransformerDecoderLayer(nn.Module):
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)
         self.activation = _activation(activation)
         self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
-        self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, **options)
-        self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, **options)
-        self.norm3 = nn.LayerNorm(d_model, layer_norm_eps, **options)
+        self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+        self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+        self.norm3 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 

@@ -57,8 +57,9 @@ class TokenBatches(Sampler[list[int]]):
         rows = order[self.lengths[order].sort(stable=True).indices].tolist()
         batches = [rows[start:stop] for start, stop in self._cuts]
         batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-        missing = len(self) * self.num_processes - len(batches)
-        return iter((batches + batches[:missing])[self.process :: self.num_processes])
+        # modulo, since there may be fewer batches than processes
+        total = len(self) * self.num_processes
+        return (batches[i % len(batches)] for i in range(self.process, total, self.num_processes))
 
 
 def _cut(sorted_lengths: list[int], tokens_per_batch: int) -> list[tuple[int, int]]:

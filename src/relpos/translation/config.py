@@ -85,8 +85,9 @@ class RelposConfig(PreTrainedConfig):
         given = self.relative_max_distance
         if given is None:
             return None
-        sides = [given, given] if isinstance(given, int) else list(given)
-        if len(sides) != 2 or not all(isinstance(side, int) and side >= 0 for side in sides):
+        sides = list(given) if isinstance(given, list | tuple) else [given, given]
+        # type, since True is an int to isinstance
+        if len(sides) != 2 or not all(type(side) is int and side >= 0 for side in sides):
             raise ValueError(f"relative_max_distance must be null, k >= 0 or [left, right]; got {given!r}.")
         return sides[0], sides[1]
 

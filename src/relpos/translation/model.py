@@ -216,7 +216,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
     """Translate: an encoder, a decoder and a layer that scores every subword.
 
     Loads and saves with `from_pretrained` and `save_pretrained`, generates with `generate`, and is known
-    to `AutoModelForSeq2SeqLM` once `relpos.translation` is imported.
+    to `AutoModelForSeq2SeqLM` once `relpos.translation.model` is imported.
     """
 
     _tied_weights_keys = {  # noqa: RUF012

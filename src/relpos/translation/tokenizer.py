@@ -1,7 +1,9 @@
 """Subwords: one BPE for both languages, with bytes to fall back on, so that nothing is unknown."""
 
 import json
-from collections.abc import Iterable
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -15,10 +17,12 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Learn `vocabulary` subwords from `texts`, both languages mixed.
+    """Learn `vocabulary` subwords from `texts`, both languages mixed; the same texts give the same ones.
 
     Words keep the space before them as "▁"; punctuation marks and digits stand alone; a character that
-    was not learned becomes its UTF-8 bytes. Encoding appends the end mark.
+    was not learned becomes its UTF-8 bytes. Encoding appends the end mark. Decoding gives back the text
+    in Unicode's form C, without one space at its beginning and with a space for each "▁"; all other white
+    space stays. `texts` is read twice: an iterator is held in memory, anything else is iterated again.
 
     Raises:
         InputError: the text holds fewer subwords than `vocabulary`.
@@ -31,10 +35,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
             pre_tokenizers.Split(Regex(r"(?!▁)[\p{P}\p{S}]|\p{Nd}"), behavior="isolated"),
         ]
     )
+    texts = list(texts) if isinstance(texts, Iterator) else texts
+    limit = max(1, (vocabulary - len(_MARKS) - len(_BYTES)) // 2)
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=_MARKS + _BYTES,
-        limit_alphabet=max(1, (vocabulary - len(_MARKS) - len(_BYTES)) // 2),
+        # chosen here, since the trainer breaks ties between equally frequent characters by chance
+        initial_alphabet=_frequent_characters(texts, limit),
+        limit_alphabet=limit,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -63,6 +71,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         split_special_tokens=True,  # a mark typed in a text is text
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def _frequent_characters(texts: Iterable[str], limit: int) -> list[str]:
+    """The `limit` most frequent characters as the trainer sees them; of equally frequent ones the first."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update("▁" + unicodedata.normalize("NFC", text).replace(" ", "▁"))
+    return sorted(counts, key=lambda character: (-counts[character], character))[:limit]
 
 
 def _with_plain_bytes(tokenizer: Tokenizer) -> Tokenizer:

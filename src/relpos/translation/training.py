@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerFast, Seq2SeqTrainingArguments, set_seed
 
 from relpos.translation.checkpoints import (
@@ -54,9 +56,12 @@ def train(
 
 
 def _train(recipe: Recipe, run: Path, resume: bool, report: Callable[[str], None]) -> Path:
-    checkpoint = _open_run(recipe, run, resume)
+    processes = PartialState(cpu=not torch.accelerator.is_available())
+    opened = [_open_run(recipe, run, resume) if processes.is_main_process else None]
+    checkpoint = broadcast_object_list(opened)[0]
     set_seed(recipe.training.seed)
-    prepared = prepare(recipe, run, report)
+    with processes.main_process_first():
+        prepared = prepare(recipe, run, report)
     model = RelposForConditionalGeneration(make_config(recipe, prepared.tokenizer))
     report(f"{model.num_parameters():,} weights")
     with _noted_signals() as stopped:

@@ -1,0 +1,501 @@
+"""The translation model: its configurations, padding, cached decoding, loss, and how it saves and loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+
+from relpos.translation.config import FORMAT, RelposConfig
+from relpos.translation.model import RelposForConditionalGeneration, sinusoids
+
+VOCABULARY, PAD, START, END = 40, 0, 1, 2
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_heads": 2,
+    "d_ff": 24,
+    "relative_max_distance": 2,
+    "max_positions": 32,
+}
+POSITIONS = {
+    "relative": {},
+    "sinusoidal": {"absolute_positions": "sinusoidal", "relative_max_distance": None},
+    "learned": {"absolute_positions": "learned", "relative_max_distance": None},
+    "both": {"absolute_positions": "sinusoidal"},
+    "neither": {"relative_max_distance": None},
+    "per head": {"relative_per_head": True, "relative_max_distance": [3, 1]},
+}
+positions = pytest.mark.parametrize("kind", POSITIONS)
+
+
+def model(*, spread: float = 0.6, **settings) -> RelposForConditionalGeneration:
+    """A model in evaluation mode and float64 whose weights are large enough to decide something."""
+    torch.manual_seed(0)
+    made = RelposForConditionalGeneration(RelposConfig(**(SIZES | settings))).double().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter), alpha=spread / parameter.shape[-1] ** 0.5)
+    return made
+
+
+def tokens(batch: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """Ids and mask of rows of unequal length, with one column of padding more than needed."""
+    width = max(map(len, rows)) + 1
+    ids, mask = torch.full((len(rows), width), PAD), torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[i, place], mask[i, place] = row, 1
+    return ids, mask
+
+
+def assert_close(found: Tensor, true: Tensor) -> None:
+    torch.testing.assert_close(found, true, atol=1e-9, rtol=1e-9)
+
+
+def new_cache() -> EncoderDecoderCache:
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+# configurations
+
+
+@pytest.mark.parametrize("absolute", ["none", "sinusoidal", "learned"])
+@pytest.mark.parametrize("relative", [None, 0, 2, [3, 1]])
+@pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("is_per_head", [True, False])
+def test_each_row_of_the_papers_tables_is_a_configuration_that_trains(
+    absolute, relative, parts, is_per_head
+) -> None:
+    torch.manual_seed(0)
+    made = RelposForConditionalGeneration(
+        RelposConfig(
+            **SIZES | {"encoder_layers": 1, "decoder_layers": 1, "relative_max_distance": relative},
+            absolute_positions=absolute,
+            relative_keys=parts[0],
+            relative_values=parts[1],
+            relative_per_head=is_per_head,
+        )
+    ).train()
+    names = [name for name, _ in made.named_parameters()]
+    has_tables = relative is not None
+    assert sum("relative_position_keys" in name for name in names) == 2 * (has_tables and parts[0])
+    assert sum("relative_position_values" in name for name in names) == 2 * (has_tables and parts[1])
+    assert sum("embedding.positions" in name for name in names) == 2 * (absolute == "learned")
+    before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.1)
+    made(tokens(2, 5), labels=tokens(2, 4)).loss.backward()
+    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
+    optimizer.step()
+    for name, parameter in made.named_parameters():
+        assert parameter.isfinite().all(), name
+        if "relative" in name and relative != 0:
+            assert not torch.equal(parameter, before[name]), f"{name} did not move"
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_norm_and_tying_trains(norm_first, tied) -> None:
+    made = model(norm_first=norm_first, tie_word_embeddings=tied).train()
+    made(tokens(2, 5), labels=tokens(2, 4)).loss.backward()
+    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"absolute_positions": "rotary"},
+            "absolute_positions must be one of .*'sinusoidal'.*; got 'rotary'",
+        ),
+        ({"activation": "tanh"}, "activation must be one of .*'gelu'.*; got 'tanh'"),
+        ({"num_heads": 3}, "num_heads must divide d_model = 16; got 3"),
+        ({"num_heads": 0}, "num_heads must divide d_model = 16; got 0"),
+        (
+            {"relative_max_distance": -1},
+            r"relative_max_distance must be null, k >= 0 or \[left, right\]; got -1",
+        ),
+        ({"relative_max_distance": [2, -1]}, r"relative_max_distance .*; got \[2, -1\]"),
+        ({"relative_max_distance": [2]}, r"relative_max_distance .*; got \[2\]"),
+        ({"relative_max_distance": 1.5}, r"relative_max_distance .*; got 1.5"),
+        ({"relative_max_distance": "16"}, r"relative_max_distance .*; got '16'"),
+        ({"relative_max_distance": True}, r"relative_max_distance .*; got True"),
+        (
+            {"format": FORMAT + 1},
+            f"has format {FORMAT + 1}; this relpos knows up to {FORMAT}. Upgrade relpos",
+        ),
+    ],
+)
+def test_settings_outside_their_choices_are_refused(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        RelposConfig(**SIZES | settings)
+
+
+def test_decoder_tables_hold_no_row_for_what_the_decoder_never_sees() -> None:
+    made = model(relative_max_distance=[3, 2])
+    encoder, decoder = made.encoder.layers[0].self_attn, made.decoder.layers[0].self_attn
+    assert encoder.relative_position_keys.shape[0] == 3 + 1 + 2
+    assert decoder.relative_position_keys.shape[0] == 3 + 1
+    assert made.decoder.layers[0].multihead_attn.relative_position_keys is None
+
+
+# saving and loading
+
+
+@positions
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_saved_model_loads_through_auto_classes_and_gives_the_same(kind, tied, tmp_path: Path) -> None:
+    made = model(**POSITIONS[kind], tie_word_embeddings=tied).float()
+    made.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("model*")} == {"model.safetensors"}
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(config, RelposConfig)
+    assert config.format == FORMAT
+    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    source, target = tokens(2, 5), tokens(2, 4)
+    assert torch.equal(
+        loaded.eval()(source, decoder_input_ids=target).logits, made(source, decoder_input_ids=target).logits
+    )
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
+    for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained):
+        with pytest.raises(ValueError, match=f"format {FORMAT + 1}.* Upgrade relpos"):
+            load(tmp_path)
+
+
+def test_embeddings_are_one_parameter_and_untied_ones_are_two() -> None:
+    tied = model()
+    assert tied.lm_head.weight is tied.shared.weight
+    assert tied.encoder.embedding.tokens.weight is tied.decoder.embedding.tokens.weight is tied.shared.weight
+    size = VOCABULARY * SIZES["d_model"]
+    assert sum(x.numel() == size for x in tied.parameters()) == 1
+    assert sum(x.numel() == size for x in model(tie_word_embeddings=False).parameters()) == 2
+
+
+def test_embeddings_that_are_replaced_are_replaced_on_both_sides() -> None:
+    made = model()
+    made.resize_token_embeddings(VOCABULARY + 5)
+    assert made.lm_head.weight is made.shared.weight is made.encoder.embedding.tokens.weight
+    assert made.decoder.embedding.tokens.weight is made.shared.weight
+    assert made(tokens(1, 3), decoder_input_ids=tokens(1, 2)).logits.shape[-1] == VOCABULARY + 5
+
+
+# padding
+
+
+@positions
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_of_the_source_changes_nothing(kind, side) -> None:
+    made = model(**POSITIONS[kind])
+    rows = [tokens(1, n, seed=n)[0] for n in (5, 1, 3)]
+    ids, mask = padded(rows, side)
+    target = tokens(3, 4)
+    found = made(ids, mask, decoder_input_ids=target).logits
+    for i, row in enumerate(rows):
+        assert_close(found[i : i + 1], made(row[None], decoder_input_ids=target[i : i + 1]).logits)
+
+
+@positions
+def test_padding_before_the_target_changes_nothing(kind) -> None:
+    made = model(**POSITIONS[kind])
+    rows = [tokens(1, n, seed=n)[0] for n in (5, 1, 3)]
+    ids, mask = padded(rows, "left")
+    source = tokens(3, 4)
+    found = made(source, decoder_input_ids=ids, decoder_attention_mask=mask).logits
+    for i, row in enumerate(rows):
+        true = made(source[i : i + 1], decoder_input_ids=row[None]).logits[0]
+        assert_close(found[i, -len(row) :], true)
+
+
+@positions
+def test_padding_before_the_target_changes_nothing_with_a_cache(kind) -> None:
+    made = model(**POSITIONS[kind])
+    rows = [tokens(1, n, seed=n)[0] for n in (5, 1, 3)]
+    ids, mask = padded(rows, "left")
+    source, cache, stop, parts = tokens(3, 4), new_cache(), 0, []
+    for chunk in (3, 1, 2):
+        start, stop = stop, stop + chunk
+        parts.append(
+            made(
+                source,
+                decoder_input_ids=ids[:, start:stop],
+                decoder_attention_mask=mask[:, :stop],
+                cache=cache,
+            ).logits
+        )
+    found = torch.cat(parts, 1)
+    for i, row in enumerate(rows):
+        assert_close(found[i, -len(row) :], made(source[i : i + 1], decoder_input_ids=row[None]).logits[0])
+
+
+@pytest.mark.parametrize("kind", ["relative", "sinusoidal"])
+def test_an_empty_source_is_its_end_mark_alone_and_works(kind) -> None:
+    made = model(**POSITIONS[kind])
+    out = made(torch.tensor([[END]]), labels=tokens(1, 3))
+    assert out.logits.isfinite().all()
+    generated = made.generate(torch.tensor([[END]]), max_new_tokens=4, num_beams=2, early_stopping=False)
+    assert 1 < generated.shape[1] <= 5
+
+
+def test_a_row_of_padding_alone_gives_finite_outputs_and_gradients() -> None:
+    made = model().train()
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    out = made(tokens(2, 3), mask, labels=tokens(2, 4))
+    out.loss.backward()
+    assert out.logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in made.parameters())
+
+
+# what positions do
+
+
+def test_without_positions_the_encoder_does_not_see_the_order_and_with_any_it_does() -> None:
+    ids, order = torch.arange(5, 11)[None], torch.tensor([4, 0, 5, 2, 1, 3])
+    for kind, settings in POSITIONS.items():
+        encoder = model(**settings).encoder
+        found, true = encoder(ids[:, order])[0], encoder(ids)[0][:, order]
+        assert torch.allclose(found, true, atol=1e-9) is (kind == "neither")
+
+
+@pytest.mark.parametrize("d_model", [2, 3, 5, 8])
+def test_sinusoids_of_neighbouring_positions_differ_and_an_odd_width_works(d_model) -> None:
+    found = sinusoids(torch.arange(200)[None], d_model)
+    assert found.shape == (1, 200, d_model)
+    assert ((found[0, 1:] - found[0, :-1]).abs().amax(-1) > 1e-3).all()
+    assert found.abs().max() <= 1
+
+
+def test_sinusoids_at_even_width_keep_the_angle_between_fixed_distances() -> None:
+    found = sinusoids(torch.arange(50), 16).double()
+    products = found @ found.T
+    for distance in range(5):
+        along = products.diagonal(distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), atol=1e-4, rtol=1e-4)
+
+
+def test_an_odd_width_trains() -> None:
+    made = model(d_model=15, num_heads=3, absolute_positions="sinusoidal")
+    assert made(tokens(2, 4), labels=tokens(2, 3)).loss.isfinite()
+
+
+def test_learned_positions_end_with_their_sentence_and_relative_ones_do_not_end() -> None:
+    learned = model(**POSITIONS["learned"])
+    assert learned(tokens(1, 32), decoder_input_ids=tokens(1, 32)).logits.isfinite().all()
+    for source, target, last in ((33, 1, 32), (1, 40, 39)):
+        with pytest.raises(
+            ValueError,
+            match=rf"^learned absolute positions end at max_positions = 32; got position {last}\. Shorten",
+        ):
+            learned(tokens(1, source), decoder_input_ids=tokens(1, target))
+    for kind in ("relative", "sinusoidal"):
+        out = model(**POSITIONS[kind])(tokens(1, 200), decoder_input_ids=tokens(1, 200))
+        assert out.logits.isfinite().all()
+
+
+@positions
+def test_no_later_target_token_reaches_an_earlier_score(kind) -> None:
+    made, source, target = model(**POSITIONS[kind]), tokens(1, 4), tokens(1, 6)
+    other = target.clone()
+    other[:, 3:] = tokens(1, 3, seed=9)
+    found, true = (made(source, decoder_input_ids=x).logits[:, :3] for x in (other, target))
+    assert torch.equal(found, true)
+
+
+# decoding with a cache
+
+
+@positions
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_chunks_with_a_cache_equal_one_pass(kind, norm_first, chunk) -> None:
+    made = model(**POSITIONS[kind], norm_first=norm_first)
+    source, mask = padded([tokens(1, n, seed=n)[0] for n in (6, 2)], "right")
+    target, cache, parts = tokens(2, 8), new_cache(), []
+    true = made(source, mask, decoder_input_ids=target).logits
+    encoded = made.encoder(source, mask)
+    for part in target.split(chunk, 1):
+        out = made(attention_mask=mask, encoder_outputs=encoded, decoder_input_ids=part, cache=cache)
+        assert out.cache is cache
+        parts.append(out.logits)
+    assert_close(torch.cat(parts, 1), true)
+    assert cache.get_seq_length() == 8
+
+
+def test_zeroing_a_table_changes_cached_scores_too() -> None:
+    source, target = tokens(1, 4), tokens(1, 6)
+    for name in ("relative_position_keys", "relative_position_values"):
+        made = model()
+
+        def stepwise(made=made) -> Tensor:
+            cache = new_cache()
+            steps = [made(source, decoder_input_ids=x, cache=cache).logits for x in target.split(1, 1)]
+            return torch.cat(steps, 1)
+
+        before = stepwise()
+        with torch.no_grad():
+            for layer in made.decoder.layers:
+                getattr(layer.self_attn, name).zero_()
+        after = stepwise()
+        assert not torch.allclose(before, after)
+        assert_close(after, made(source, decoder_input_ids=target).logits)
+
+
+SEARCHES = {
+    "greedy": {"num_beams": 1, "do_sample": False},
+    "beam": {"num_beams": 3, "do_sample": False, "length_penalty": 0.6, "early_stopping": False},
+    "n best": {"num_beams": 4, "num_return_sequences": 3, "do_sample": False, "early_stopping": False},
+    "sampling": {"do_sample": True, "top_k": 0, "num_return_sequences": 2},
+}
+
+
+@positions
+@pytest.mark.parametrize("search", SEARCHES)
+def test_generation_with_and_without_a_cache_is_the_same(kind, search) -> None:
+    # tied embeddings of a model that has learned nothing say each token again
+    made = model(**POSITIONS[kind], tie_word_embeddings=False, spread=2.0)
+    source, mask = padded([tokens(1, n, seed=n)[0] for n in (6, 2)], "right")
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(11)
+        found.append(
+            made.generate(
+                source, attention_mask=mask, max_new_tokens=9, use_cache=use_cache, **SEARCHES[search]
+            )
+        )
+    assert torch.equal(*found)
+    assert len(found[0][:, 1:].unique()) > 2  # not one token again and again
+
+
+def test_greedy_generation_is_the_best_token_at_each_place() -> None:
+    made, source = model(), tokens(2, 5)
+    found = made.generate(source, max_new_tokens=8, do_sample=False, num_beams=1)
+    best = made(source, decoder_input_ids=found[:, :-1]).logits.argmax(-1)
+    for row, choice in zip(found[:, 1:], best, strict=True):
+        length = int((row == END).nonzero()[0]) + 1 if END in row else len(row)
+        assert torch.equal(row[:length], choice[:length])
+
+
+def test_a_forced_prefix_gives_the_teacher_forced_scores() -> None:
+    made, source = model(), tokens(2, 5)
+    prefix = torch.cat((torch.full((2, 1), START), tokens(2, 4, seed=3)), 1)
+    out = made.generate(
+        source,
+        decoder_input_ids=prefix,
+        max_new_tokens=3,
+        min_new_tokens=3,
+        do_sample=False,
+        num_beams=1,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(out.sequences[:, :5], prefix)
+    true = made(source, decoder_input_ids=out.sequences[:, :-1]).logits[:, 4:]
+    torch.testing.assert_close(torch.stack(out.logits, 1).to(true), true, atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_of_generation_projects_one_token(monkeypatch) -> None:
+    made, counts = model(), []
+    attention = made.decoder.layers[0].self_attn
+    linear = F.linear
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight is attention.in_proj_weight:
+            counts.append(x.shape[1])
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(F, "linear", counted)
+    for num_beams in (1, 3):
+        counts.clear()
+        prefix = torch.tensor([[START, 5, 6, 7]])
+        made.generate(
+            tokens(1, 5),
+            decoder_input_ids=prefix,
+            max_new_tokens=6,
+            min_new_tokens=6,
+            num_beams=num_beams,
+            do_sample=False,
+        )
+        assert counts == [4, 1, 1, 1, 1, 1]
+
+
+def test_recording_nothing_of_the_cache_leaves_no_cache_in_the_output() -> None:
+    made = model()
+    assert made(tokens(1, 3), decoder_input_ids=tokens(1, 2)).cache is None
+    assert made(tokens(1, 3), decoder_input_ids=tokens(1, 2), use_cache=True).cache.get_seq_length() == 2
+
+
+# the loss
+
+
+def test_loss_is_the_mean_over_labels_and_leaves_out_what_is_marked() -> None:
+    made, source, labels = model(), tokens(2, 5), tokens(2, 4)
+    labels[0, 2:] = -100
+    out = made(source, labels=labels)
+    start = torch.full((2, 1), START)
+    shifted = torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, PAD)), 1)
+    log_probabilities = made(source, decoder_input_ids=shifted).logits.log_softmax(-1)
+    kept = labels != -100
+    picked = log_probabilities.gather(-1, labels.clamp(min=0)[..., None])[..., 0][kept]
+    torch.testing.assert_close(out.loss.double(), -picked.mean(), atol=1e-5, rtol=1e-5)
+
+
+def test_loss_is_smoothed_only_while_training() -> None:
+    settings = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    smooth, plain = (model(**settings, label_smoothing=x) for x in (0.3, 0.0))
+    source, labels = tokens(2, 5), tokens(2, 4)
+    true = plain(source, labels=labels).loss
+    assert torch.equal(smooth.eval()(source, labels=labels).loss, true)
+    logits = smooth(source, labels=labels).logits.flatten(0, 1)
+    uniform = -logits.log_softmax(-1).mean()
+    found = smooth.train()(source, labels=labels).loss
+    torch.testing.assert_close(found.double(), 0.7 * true.double() + 0.3 * uniform, atol=1e-5, rtol=1e-5)
+    assert torch.equal(plain.train()(source, labels=labels).loss, true)
+
+
+@pytest.mark.parametrize("count", [7, torch.tensor(7)])
+def test_num_items_in_batch_divides_the_sum(count) -> None:
+    made, source, labels = model(), tokens(2, 5), tokens(2, 4)
+    found = made(source, labels=labels, num_items_in_batch=count).loss
+    torch.testing.assert_close(found * 7, made(source, labels=labels).loss * 8)
+
+
+def test_labels_that_are_all_left_out_give_zero_and_not_nan() -> None:
+    assert model()(tokens(1, 3), labels=torch.full((1, 4), -100)).loss == 0
+
+
+def test_a_call_without_source_or_target_is_refused() -> None:
+    made = model()
+    with pytest.raises(ValueError, match=r"^forward needs input_ids or encoder_outputs; got neither\.$"):
+        made(labels=tokens(1, 3))
+    with pytest.raises(ValueError, match=r"^forward needs decoder_input_ids or labels; got neither\.$"):
+        made(tokens(1, 3))
+
+
+@pytest.mark.parametrize("kind", ["relative", "sinusoidal"])
+def test_the_loss_compiles_without_a_break_for_two_lengths(kind) -> None:
+    made = model(**POSITIONS[kind])
+    torch._dynamo.reset()
+
+    def loss(source: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+        return made(source, mask, labels=labels).loss
+
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    for n in (5, 9):
+        arguments = (tokens(2, n), torch.ones(2, n, dtype=torch.long), tokens(2, n + 1))
+        torch.testing.assert_close(compiled(*arguments), loss(*arguments))
+    torch._dynamo.reset()

@@ -1,0 +1,259 @@
+"""Recipes: what is packaged loads, what is wrong is answered with what is right, and overrides reach every key."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from relpos.translation.config import RelposConfig
+from relpos.translation.errors import InputError, UsageError
+from relpos.translation.recipe import (
+    ModelSettings,
+    Recipe,
+    check_recipe,
+    load_recipe,
+    packaged_recipes,
+    write_recipe,
+)
+
+SMALLEST = {"data": {"train": [{"tsv": "pairs.tsv"}]}}
+
+
+def refusal(values: dict) -> str:
+    """The message for `values`, which must be wrong."""
+    with pytest.raises(UsageError) as caught:
+        check_recipe(values, "mine.yaml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    """Write a recipe's text and return its path."""
+
+    def write(text: str | bytes) -> str:
+        path = tmp_path / "mine.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_each_packaged_recipe_loads_and_makes_a_model(name) -> None:
+    recipe = load_recipe(name)
+    config = RelposConfig(vocab_size=recipe.tokenizer.vocabulary, **recipe.model.model_dump())
+    assert config.d_model % config.num_heads == 0
+
+
+def test_there_are_packaged_recipes() -> None:
+    assert {"messages", "numbers"} <= set(packaged_recipes())
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "folder/nowhere.yaml", "massages", "."])
+def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do(name) -> None:
+    with pytest.raises(
+        UsageError, match=rf"^no recipe '{re.escape(name)}': give a YAML file, or .*messages.*\.$"
+    ):
+        load_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "nearest"),
+    [
+        ((), "trainin", "training"),
+        (("data",), "trian", "train"),
+        (("data", "cleaning"), "max_word", "max_words"),
+        (("data", "train", 0), "tvs", "tsv"),
+        (("data", "validation", 0), "file", "files"),
+        (("data", "train", 1, "numbers"), "count_", "count"),
+        (("tokenizer",), "vocabulari", "vocabulary"),
+        (("model",), "relative_max_distanc", "relative_max_distance"),
+        (("training",), "update", "updates"),
+        (("translation",), "beam", "beams"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest(section, key, nearest) -> None:
+    values: dict = {
+        "data": {
+            "train": [{"tsv": "a.tsv"}, {"numbers": {}}],
+            "validation": [{"files": ["a", "b"]}],
+            "cleaning": {},
+        },
+        "tokenizer": {},
+        "model": {},
+        "training": {},
+        "translation": {},
+    }
+    place = values
+    for part in section:
+        place = place[part]
+    place[key] = 1
+    full = ".".join(map(str, (*section, key)))
+    told = refusal(values)
+    assert f"mine.yaml: unknown key '{full}'; the nearest is '{nearest}'" in told
+
+
+def test_an_unknown_key_near_to_none_is_answered_with_all() -> None:
+    told = refusal(SMALLEST | {"translation": {"qqqqq": 1}})
+    assert told == "mine.yaml: unknown key 'translation.qqqqq'; known here: beams, length_penalty"
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "told"),
+    [
+        ("training", {"updates": "many"}, "mine.yaml: training.updates: input should be a valid integer"),
+        ("training", {"updates": "many"}, "got 'many'"),
+        ("training", {"updates": 0}, "mine.yaml: training.updates: input should be greater than 0; got 0"),
+        ("training", {"updates": 1.5}, "training.updates: input should be a valid integer"),
+        ("training", {"adam_betas": [0.9]}, "training.adam_betas.1"),
+        ("training", {"best": "ter"}, "training.best: input should be 'loss', 'bleu' or 'chrf'; got 'ter'"),
+        ("model", {"dropout": 1}, "model.dropout: input should be less than 1; got 1"),
+        ("model", {"d_model": [512]}, "model.d_model: input should be a valid integer"),
+        ("model", {"relative_max_distance": [1, 2, 3]}, "model.relative_max_distance"),
+        ("model", {"relative_max_distance": -1}, "model.relative_max_distance"),
+        ("model", {"relative_max_distance": [2, -1]}, "model.relative_max_distance"),
+        ("model", {"d_model": 10, "num_heads": 3}, "num_heads must divide d_model = 10; got 3"),
+        ("tokenizer", {"vocabulary": 300}, "tokenizer.vocabulary: input should be greater than 300; got 300"),
+        ("format", 2, "mine.yaml: format: input should be 1; got 2"),
+        ("tokenizer", 5, "mine.yaml: tokenizer: input should be"),
+        ("data", {"train": []}, "mine.yaml: data.train: list should have at least 1 item"),
+        ("data", {}, "mine.yaml: key 'data.train' is missing"),
+        ("data", {"train": [{}]}, "data.train.0: a corpus has exactly one of"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key_and_rule(section, values, told) -> None:
+    assert told in refusal(SMALLEST | {section: values})
+
+
+def test_a_recipe_without_data_says_so() -> None:
+    assert refusal({}) == "mine.yaml: key 'data' is missing"
+
+
+def test_at_most_three_faults_are_told_at_once() -> None:
+    told = refusal(SMALLEST | {"training": {f"key_{i}": i for i in range(9)}})
+    assert told.count("unknown key") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("data:\n  train: [\ntraining: {", r"mine\.yaml, line \d+: not valid YAML \(.+\)\.$"),
+        ("data:\n\ttrain: 1", r"mine\.yaml, line 2: not valid YAML"),
+        ("a: b: c", r"mine\.yaml, line 1: not valid YAML"),
+        ("a: \x00", r"mine\.yaml.*: not valid YAML \(.+\)\.$"),
+        ("", r"mine\.yaml: a recipe is a mapping of keys to values; got nothing\.$"),
+        ("- data", r"mine\.yaml: a recipe is a mapping of keys to values; got list\.$"),
+        ("data", r"mine\.yaml: a recipe is a mapping of keys to values; got str\.$"),
+        (b"data: \xff", r"mine\.yaml: not UTF-8 at byte 6\. Save the recipe as UTF-8\.$"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_in_one_line(written, text, told) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        load_recipe(written(text))
+    assert "\n" not in str(caught.value)
+
+
+def test_python_tags_in_yaml_are_refused_and_not_run(written, tmp_path) -> None:
+    mark = tmp_path / "ran"
+    with pytest.raises(UsageError, match="not valid YAML"):
+        load_recipe(written(f"data: !!python/object/apply:os.mkdir ['{mark}']"))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("training.updates=7", lambda r: r.training.updates, 7),
+        ("model.relative_max_distance=null", lambda r: r.model.relative_max_distance, None),
+        ("model.relative_max_distance=[4, 2]", lambda r: r.model.relative_max_distance, (4, 2)),
+        ("model.relative_max_distance=0", lambda r: r.model.relative_max_distance, 0),
+        ("model.norm_first=false", lambda r: r.model.norm_first, False),
+        ("training.adam_betas=[0.8, 0.9]", lambda r: r.training.adam_betas, (0.8, 0.9)),
+        ("training.adam_epsilon=1e-7", lambda r: r.training.adam_epsilon, 1e-7),
+        ("data.cleaning.max_words=9", lambda r: r.data.cleaning.max_words, 9),
+        ("data.cleaning.max_ratio=null", lambda r: r.data.cleaning.max_ratio, None),
+        ("data.source_language=fr", lambda r: r.data.source_language, "fr"),
+        (
+            "data.train=[{tsv: b.tsv, limit: 3}]",
+            lambda r: (str(r.data.train[0].tsv), r.data.train[0].limit),
+            ("b.tsv", 3),
+        ),
+        ("data.cleaning.drop_matching=a=[b", lambda r: r.data.cleaning.drop_matching, None),
+    ],
+)
+def test_an_override_reaches_its_key(written, override, read, value) -> None:
+    path = written(yaml.safe_dump(SMALLEST))
+    if override.endswith("[b"):
+        with pytest.raises(UsageError, match="no regular expression"):
+            load_recipe(path, [override])
+    else:
+        assert read(load_recipe(path, [override])) == value
+
+
+def test_the_last_of_several_overrides_holds(written) -> None:
+    found = load_recipe(written(yaml.safe_dump(SMALLEST)), ["training.seed=3", "training.seed=4"])
+    assert found.training.seed == 4
+
+
+def test_an_override_opens_a_section_left_empty(written) -> None:
+    found = load_recipe(written("data: {train: [{tsv: a.tsv}]}\ntraining:\n"), ["training.seed=3"])
+    assert found.training.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("training.updates", "option --training.updates needs a value: --training.updates VALUE."),
+        ("data.source_language.x=1", "option --data.source_language.x: source_language holds one value"),
+        ("training.updtes=1", "unknown key 'training.updtes'; the nearest is 'updates'"),
+        ("trainig.updates=1", "unknown key 'trainig'; the nearest is 'training'"),
+        ("training.updates=x", "training.updates: input should be a valid integer"),
+    ],
+)
+def test_a_wrong_override_is_refused(written, override, told) -> None:
+    path = written("data: {source_language: en, train: [{tsv: a.tsv}]}")
+    with pytest.raises(UsageError) as caught:
+        load_recipe(path, [override])
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_a_written_recipe_reads_back_the_same(name, tmp_path) -> None:
+    recipe = load_recipe(name, ["model.relative_max_distance=[3, 1]", "data.target_language=ü"])
+    write_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
+
+
+def test_a_written_recipe_holds_every_key(tmp_path) -> None:
+    recipe = check_recipe(SMALLEST, "mine.yaml")
+    write_recipe(recipe, tmp_path / "recipe.yaml")
+    held = yaml.safe_load((tmp_path / "recipe.yaml").read_text("utf-8"))
+    assert list(held) == list(Recipe.model_fields)
+    for section in ("data", "model", "training", "translation", "tokenizer"):
+        assert list(held[section]) == list(type(getattr(recipe, section)).model_fields)
+
+
+def test_model_settings_are_those_of_the_configuration_with_its_defaults() -> None:
+    config = RelposConfig()
+    for name, field in ModelSettings.model_fields.items():
+        assert getattr(config, name) == field.default, name
+
+
+def _inner(schema: dict) -> list[dict]:
+    return [schema, *schema.get("$defs", {}).values()]
+
+
+def test_every_key_has_a_description() -> None:
+    schemas = _inner(Recipe.model_json_schema())
+    assert len(schemas) >= 8
+    for schema in schemas:
+        for name, field in schema.get("properties", {}).items():
+            # a section has the description of its class
+            told = field.get("description") or ("$ref" in field) or ("allOf" in field)
+            assert told, f"{schema.get('title')}.{name}"
+
+
+def test_a_wrong_recipe_is_wrong_use_and_wrong_input() -> None:
+    assert issubclass(UsageError, InputError)

@@ -1,0 +1,163 @@
+"""The tokenizer: text comes back, marks typed in a text stay text, and nothing is unknown."""
+
+import json
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from relpos.translation.errors import InputError
+from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
+
+VOCABULARY = 320
+MARKS = ["<pad>", "<s>", "</s>", "<unk>"]
+
+
+def corpus() -> list[str]:
+    words = ["the", "a", "house", "mouse", "green", "is", "das", "ein", "Haus", "Maus", "grün", "ist", "über"]
+    draw = random.Random(0)
+    return [" ".join(draw.choices(words, k=6)) + f" {i}, (ok)!" for i in range(200)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(corpus(), VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def there_and_back(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
+    return tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="▁"), max_size=30)
+typical = st.text("ab usHM ü9,.<>/sé0x日😀", max_size=30)
+
+
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@given(text=st.one_of(texts, typical))
+@example("")
+@example("the house")
+@example("two  spaces  inside, and at the end  ")
+@example("e\u0301 is \u00e9")
+@example("\u4e2d\u6587 \U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467")
+@example("<s> the </s> <pad> <unk> <0x41>")
+@example(" a")
+def test_text_comes_back_in_form_c_without_a_space_at_its_beginning(tokenizer, text) -> None:
+    assert there_and_back(tokenizer, text) == unicodedata.normalize("NFC", text).removeprefix(" ")
+
+
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@given(text=st.one_of(texts, typical))
+def test_nothing_is_unknown_and_no_mark_but_the_last_comes_from_text(tokenizer, text) -> None:
+    ids = tokenizer(text).input_ids
+    marks = set(tokenizer.convert_tokens_to_ids(MARKS))
+    assert ids[-1] == tokenizer.eos_token_id
+    assert not marks & set(ids[:-1])
+
+
+def test_tabs_and_newlines_come_back_as_they_are(tokenizer) -> None:
+    assert there_and_back(tokenizer, "the\thouse\nis") == "the\thouse\nis"
+
+
+def test_the_sign_for_a_space_comes_back_as_a_space(tokenizer) -> None:
+    assert there_and_back(tokenizer, "the▁house") == "the house"
+
+
+def test_a_character_that_was_not_learned_becomes_its_bytes(tokenizer) -> None:
+    for character in ("日", "ж", "😀"):
+        found = tokenizer.tokenize(f"the {character}")
+        assert found[-len(character.encode()) :] == [f"<0x{byte:02X}>" for byte in character.encode()]
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "<0x41>"])
+def test_a_mark_typed_in_a_text_is_text(tokenizer, saved, mark) -> None:
+    for used in (tokenizer, load_tokenizer(saved), AutoTokenizer.from_pretrained(saved)):
+        for text in (mark, f"the {mark} house", f"the{mark}"):
+            ids = used(text).input_ids
+            assert used.convert_tokens_to_ids(mark) not in ids[:-1]
+            assert used.decode(ids, skip_special_tokens=True) == text
+            assert used([text, text]).input_ids == [ids, ids]
+
+
+def test_digits_and_punctuation_stand_alone(tokenizer) -> None:
+    text = "the house, (2026)! a.b"
+    spelled = [
+        chr(int(token[3:5], 16)) if token.startswith("<0x") else token.removeprefix("▁")
+        for token in tokenizer.tokenize(text)
+    ]
+    assert "".join(spelled) == text.replace(" ", "")
+    for character in "2026(),.!":
+        assert character in spelled
+
+
+def test_no_learned_subword_joins_a_digit_or_punctuation_to_anything(tokenizer) -> None:
+    for token in tokenizer.get_vocab():
+        if token in MARKS or token.startswith("<0x"):
+            continue
+        joined = [x for x in token.removeprefix("▁") if x.isdigit() or unicodedata.category(x)[0] in "PS"]
+        assert not joined or len(token) == 1, token
+
+
+def test_the_vocabulary_has_the_size_asked_for_with_marks_first_and_all_bytes(tokenizer) -> None:
+    assert len(tokenizer) == VOCABULARY
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == MARKS
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCABULARY))
+    assert all(f"<0x{byte:02X}>" in tokenizer.get_vocab() for byte in range(256))
+
+
+def test_words_keep_the_space_before_them(tokenizer) -> None:
+    assert tokenizer.tokenize("the the")[0] == tokenizer.tokenize("the the")[1] == "▁the"
+
+
+def test_auto_tokenizer_and_load_tokenizer_give_the_same(tokenizer, saved) -> None:
+    for other in (AutoTokenizer.from_pretrained(saved), load_tokenizer(saved)):
+        assert other.get_vocab() == tokenizer.get_vocab()
+        assert (other.pad_token_id, other.bos_token_id, other.eos_token_id) == (0, 1, 2)
+        assert other.padding_side == "right"
+        assert other.model_input_names == ["input_ids", "attention_mask"]
+        for text in ["", "  the  house ", "12, (3)!", "日本", "e\u0301", "</s>"]:
+            ids = tokenizer(text).input_ids
+            assert other(text).input_ids == ids
+            assert other.decode(ids) == tokenizer.decode(ids)
+
+
+def test_training_is_deterministic(tokenizer) -> None:
+    true = json.loads(tokenizer.backend_tokenizer.to_str())
+    for texts in (iter(corpus()), corpus(), tuple(corpus())):  # with many equally frequent characters
+        again = train_tokenizer(texts, VOCABULARY)
+        assert json.loads(again.backend_tokenizer.to_str()) == true
+
+
+def test_the_order_of_the_texts_does_not_matter(tokenizer) -> None:
+    again = train_tokenizer(reversed(corpus()), VOCABULARY)
+    assert again.get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_corpus_too_small_is_refused_and_the_number_it_names_works() -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^the corpus is too small for its vocabulary: it yields (\d+) subwords, the "
+        r"recipe asks for 5000\. Set tokenizer\.vocabulary to \1 or less, or give more text\.$",
+    ) as caught:
+        train_tokenizer(["a rose is a rose"], 5000)
+    named = int(str(caught.value).split("yields ")[1].split()[0])
+    assert len(train_tokenizer(["a rose is a rose"], named)) == named
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"model": 1}'])
+def test_a_damaged_tokenizer_is_refused_in_one_sentence(tmp_path, content) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"the tokenizer cannot be read \(.+\)\.$") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,234 @@
+"""Training: resuming, stopping, several processes, a full disk; all on a recipe of seconds."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
+from relpos.translation.errors import InputError
+from relpos.translation.generation import Translator
+from relpos.translation.recipe import Recipe
+from relpos.translation.training import train
+
+Metrics = Callable[[Path, str], dict[int, float]]
+
+
+def _wait_for_update(run: Path, metrics: Metrics, update: int, process: subprocess.Popen) -> None:
+    """Return once `run` has logged `update`."""
+    until = time.monotonic() + 240
+    while time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        if (run / "metrics.jsonl").is_file() and update in metrics(run, "loss"):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"update {update} did not come")
+
+
+def test_same_seed_gives_the_very_same_losses(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    for name in ("first", "second"):
+        train(small_recipe(updates=4), tmp_path / name)
+    assert metrics(tmp_path / "first", "loss") == metrics(tmp_path / "second", "loss")
+    train(small_recipe(updates=4, seed=2), tmp_path / "other")
+    assert metrics(tmp_path / "first", "loss") != metrics(tmp_path / "other", "loss")
+
+
+def test_resumed_run_has_the_very_losses_of_an_unbroken_one(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(small_recipe(updates=40, evaluate_every=17), whole)
+    train(small_recipe(updates=17, evaluate_every=17), broken)
+    train(small_recipe(updates=40, evaluate_every=17), broken, resume=True)
+    losses = metrics(whole, "loss")
+    assert len(losses) == 40
+    assert metrics(broken, "loss") == losses
+    assert metrics(broken, "eval_loss") == metrics(whole, "eval_loss")
+    seconds = list(metrics(broken, "seconds").values())
+    assert seconds == sorted(seconds)
+
+
+def test_killed_run_goes_on_with_the_very_same_losses(
+    small_file: Callable[..., Path],
+    small_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    metrics: Metrics,
+    command: Callable[..., subprocess.Popen],
+) -> None:
+    run, recipe = tmp_path / "run", small_file(updates=100_000)
+    process = command("train", recipe, "--out", run)
+    _wait_for_update(run, metrics, 10, process)
+    process.kill()
+    process.communicate()
+    half = run / "checkpoints" / "checkpoint-999"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    train(small_recipe(updates=16), run, resume=True)
+    assert not half.exists()
+    train(small_recipe(updates=16), tmp_path / "unbroken")
+    assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
+
+
+def test_interrupt_saves_the_state_and_exits_with_130(
+    small_file: Callable[..., Path],
+    small_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    metrics: Metrics,
+    command: Callable[..., subprocess.Popen],
+) -> None:
+    run = tmp_path / "run"
+    process = command("train", small_file(updates=100_000), "--out", run)
+    _wait_for_update(run, metrics, 6, process)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in errors
+    assert "go on with --resume" in errors.splitlines()[-1]
+    stopped_at = int(sealed_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2])
+    assert stopped_at >= 6
+    train(small_recipe(updates=stopped_at + 2), run, resume=True)
+    train(small_recipe(updates=stopped_at + 2), tmp_path / "unbroken")
+    assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
+
+
+def test_full_disk_leaves_the_last_good_checkpoint(
+    small_file: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen]
+) -> None:
+    run = tmp_path / "run"
+    recipe = small_file(updates=4)
+    process = command("train", recipe, "--out", run)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    # a limit on the size of files fails like a full disk: in the middle of a write
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+    process = command("train", small_file(updates=12), "--out", run, "--resume", before=limit)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, errors
+    assert "Traceback" not in errors
+    last = errors.splitlines()[-1]
+    assert "saving failed" in last
+    assert f"the last good checkpoint is {run / 'checkpoints' / 'checkpoint-4'}" in last
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["checkpoint-4"]
+    verify(run / "checkpoints" / "checkpoint-4")
+    verify(run / "model")
+    assert Translator.load(run).translate(["one"])
+
+
+def test_two_processes_make_the_updates_of_one_with_twice_the_batches(
+    small_file: Callable[..., Path], tmp_path: Path, metrics: Metrics
+) -> None:
+    options = ["--model.dropout", "0", "--model.attention_dropout", "0", "--model.activation_dropout", "0"]
+    recipe = small_file(updates=5)
+    one = [sys.executable, "-m", "relpos", "train", recipe, "--out", tmp_path / "one", *options]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29621"]
+    two = [*launch, "-m", "relpos", "train", recipe, "--out", tmp_path / "two", *options]
+    for arguments in ([*one, "--training.accumulation", "2"], two):
+        done = subprocess.run(
+            [str(argument) for argument in arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"},
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    alone, together = metrics(tmp_path / "one", "loss"), metrics(tmp_path / "two", "loss")
+    assert len(together) == 5
+    assert together == pytest.approx(alone, rel=1e-4)
+    for name in ("eval_loss", "eval_chrf"):
+        assert metrics(tmp_path / "two", name) == pytest.approx(metrics(tmp_path / "one", name), rel=1e-3)
+
+
+def test_run_folder_holds_what_the_docs_promise(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model = train(small_recipe(), run)
+    assert model == run / "model"
+    names = {
+        "recipe.yaml",
+        "data.json",
+        "tokenizer",
+        "checkpoints",
+        "metrics.jsonl",
+        "logs",
+        "model",
+        "cache",
+    }
+    assert {path.name for path in run.iterdir()} == names
+    assert any((run / "logs").iterdir())
+    assert is_sealed(model)
+    files = {path.name for path in model.rglob("*")}
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+
+
+def test_best_checkpoint_becomes_the_model(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    run = tmp_path / "run"
+    # a learning rate that destroys what was learned: the first validation stays the best
+    train(small_recipe(updates=24, warmup=4, learning_rate_scale=200.0, best="loss", keep=1), run)
+    losses = metrics(run, "eval_loss")
+    best = min(losses, key=lambda step: losses[step])
+    assert best < 24
+    checkpoint = run / "checkpoints" / f"checkpoint-{best}" / "model.safetensors"
+    assert (run / "model" / "model.safetensors").read_bytes() == checkpoint.read_bytes()
+
+
+def test_patience_stops_early(small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics) -> None:
+    recipe = small_recipe(updates=400, warmup=4, learning_rate_scale=200.0, best="loss", patience=2)
+    train(recipe, tmp_path / "run")
+    assert max(metrics(tmp_path / "run", "loss")) < 400
+
+
+def test_time_limit_stops_with_a_validation(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    train(small_recipe(updates=100_000, minutes=0.02), tmp_path / "run")
+    losses = metrics(tmp_path / "run", "loss")
+    assert max(losses) < 100_000
+    assert max(losses) in metrics(tmp_path / "run", "eval_loss")
+
+
+def test_average_of_checkpoints_is_kept_only_if_it_is_no_worse(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    train(small_recipe(updates=12, average=3, best="loss"), tmp_path / "run", report=lines.append)
+    (line,) = [line for line in lines if "average of 3 checkpoints" in line]
+    average, single = (float(word.rstrip(",;")) for word in line.split() if word[0].isdigit() and "." in word)
+    assert line.endswith("the average" if average <= single else "the single one")
+
+
+def test_run_in_use_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    train(small_recipe(updates=4), tmp_path / "run")
+    with pytest.raises(InputError, match="holds a run already. Add --resume"):
+        train(small_recipe(updates=4), tmp_path / "run")
+
+
+def test_nothing_to_resume_is_told(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no run to resume"):
+        train(small_recipe(), tmp_path / "run", resume=True)
+
+
+def test_resuming_with_another_model_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = small_recipe(updates=4)
+    train(recipe, tmp_path / "run")
+    other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": 64})})
+    with pytest.raises(InputError, match="was trained with another model section"):
+        train(other, tmp_path / "run", resume=True)
+
+
+def test_corpus_too_small_for_its_vocabulary_is_told(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = small_recipe()
+    big = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 9000})})
+    with pytest.raises(InputError, match=r"too small for its vocabulary: it yields \d+ subwords"):
+        train(big, tmp_path / "run")
