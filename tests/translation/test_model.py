@@ -120,7 +120,10 @@ def test_every_norm_and_tying_trains(norm_first, tied) -> None:
         ),
         ({"activation": "tanh"}, "activation must be one of .*'gelu'.*; got 'tanh'"),
         ({"num_heads": 3}, "num_heads must divide d_model = 16; got 3"),
-        ({"num_heads": 0}, "num_heads must divide d_model = 16; got 0"),
+        ({"num_heads": 0}, "num_heads must be a whole number from 1 on; got 0"),
+        ({"encoder_layers": -1}, "encoder_layers must be a whole number from 1 on; got -1"),
+        ({"d_model": "16"}, "d_model"),
+        ({"format": "new"}, "format"),
         (
             {"relative_max_distance": -1},
             r"relative_max_distance must be null, k >= 0 or \[left, right\]; got -1",

@@ -1,4 +1,4 @@
-"""Recipes: what is packaged loads, what is wrong is answered with what is right, and overrides reach every key."""
+"""Recipes: what is packaged loads, what is wrong is answered with what is right, overrides arrive."""
 
 import re
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do(name) -> No
         (("data", "cleaning"), "max_word", "max_words"),
         (("data", "train", 0), "tvs", "tsv"),
         (("data", "validation", 0), "file", "files"),
-        (("data", "train", 1, "numbers"), "count_", "count"),
+        (("data", "train", 1, "numbers"), "longst", "longest"),
         (("tokenizer",), "vocabulari", "vocabulary"),
         (("model",), "relative_max_distanc", "relative_max_distance"),
         (("training",), "update", "updates"),
@@ -77,7 +77,7 @@ def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do(name) -> No
 def test_an_unknown_key_is_answered_with_the_nearest(section, key, nearest) -> None:
     values: dict = {
         "data": {
-            "train": [{"tsv": "a.tsv"}, {"numbers": {}}],
+            "train": [{"tsv": "a.tsv"}, {"numbers": {"lines": 3}}],
             "validation": [{"files": ["a", "b"]}],
             "cleaning": {},
         },
@@ -112,8 +112,8 @@ def test_an_unknown_key_near_to_none_is_answered_with_all() -> None:
         ("model", {"dropout": 1}, "model.dropout: input should be less than 1; got 1"),
         ("model", {"d_model": [512]}, "model.d_model: input should be a valid integer"),
         ("model", {"relative_max_distance": [1, 2, 3]}, "model.relative_max_distance"),
-        ("model", {"relative_max_distance": -1}, "model.relative_max_distance"),
-        ("model", {"relative_max_distance": [2, -1]}, "model.relative_max_distance"),
+        ("model", {"relative_max_distance": -1}, "must be null, k >= 0 or [left, right]; got -1"),
+        ("model", {"relative_max_distance": [2, -1]}, "mine.yaml: model.relative_max_distance: must be null"),
         ("model", {"d_model": 10, "num_heads": 3}, "num_heads must divide d_model = 10; got 3"),
         ("tokenizer", {"vocabulary": 300}, "tokenizer.vocabulary: input should be greater than 300; got 300"),
         ("format", 2, "mine.yaml: format: input should be 1; got 2"),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
@@ -28,7 +28,7 @@ _WEIGHTS = "model.safetensors"
 def seal(folder: Path) -> None:
     """Write down what `folder` holds; the last step of saving."""
     sums = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != _SEAL
     }
@@ -49,20 +49,25 @@ def verify(folder: Path) -> None:
     """Compare `folder` with its seal, if it has one.
 
     Raises:
-        InputError: a file is missing, cut short or changed.
+        InputError: a file is missing, cut short or changed, the seal among them.
     """
     if not is_sealed(folder):
         return
-    for name, expected in json.loads((folder / _SEAL).read_text("utf-8"))["files"].items():
+    try:
+        sums = json.loads((folder / _SEAL).read_text("utf-8"))["files"]
+        expectations = [(str(name), int(x["bytes"]), str(x["sha256"])) for name, x in sums.items()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(f"{folder / _SEAL}: the file is damaged. Copy or train the model again.") from None
+    for name, size, sha256 in expectations:
         path = folder / name
         if not path.is_file():
             raise InputError(f"{folder}: the file {name} is missing. Copy or train the model again.")
-        if path.stat().st_size != expected["bytes"]:
+        if path.stat().st_size != size:
             raise InputError(
-                f"{path}: {path.stat().st_size:,} bytes where {expected['bytes']:,} were saved; the file was "
+                f"{path}: {path.stat().st_size:,} bytes where {size:,} were saved; the file was "
                 "cut short or changed. Copy or train the model again."
             )
-        if _sha256(path) != expected["sha256"]:
+        if _sha256(path) != sha256:
             raise InputError(f"{path}: its content was changed after saving. Copy or train the model again.")
 
 
@@ -77,8 +82,13 @@ def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    # the old folder goes only when the new one is in its place
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
     draft.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def find_model(folder: Path) -> Path:
@@ -122,24 +132,49 @@ def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrained
             f"{folder / 'config.json'}: {str(error).strip().splitlines()[-1].strip()}"
         ) from error
     try:
-        model, info = RelposForConditionalGeneration.from_pretrained(
-            folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+        faults = _faults(folder / _WEIGHTS, config)
+        if faults:
+            raise InputError(
+                f"{folder / _WEIGHTS}: does not fit its config.json; weights {'; '.join(faults)}."
+            )
+        model = RelposForConditionalGeneration.from_pretrained(
+            folder, config=config, local_files_only=True, use_safetensors=True
         )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(f"{folder / _WEIGHTS}: the weights cannot be read ({first}).") from error
-    faults = [
-        f"{word}: {', '.join(sorted(map(str, names))[:5])}"
-        for word, names in (
-            ("missing", info["missing_keys"]),
-            ("unknown", info["unexpected_keys"]),
-            ("of another shape", info["mismatched_keys"]),
+    tokenizer = load_tokenizer(folder)
+    if len(tokenizer) > config.vocab_size:
+        raise InputError(
+            f"{folder}: the tokenizer has {len(tokenizer)} subwords and the model {config.vocab_size}; they "
+            "do not belong together. Copy or train the model again."
         )
+    return model.eval(), tokenizer
+
+
+def _faults(weights: Path, config: RelposConfig) -> list[str]:
+    """Weights that are missing, unknown or of another shape; transformers leaves out tied ones."""
+    with torch.device("meta"):
+        model = RelposForConditionalGeneration(config)
+    # a tied weight is one parameter, and may be in the file under each of its names
+    needed = {name: list(weight.shape) for name, weight in model.named_parameters()}
+    known = {name: list(weight.shape) for name, weight in model.state_dict().items()}
+    with safe_open(weights, "pt") as file:
+        found = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    kinds = {
+        "missing": sorted(needed.keys() - found.keys()),
+        "unknown": sorted(found.keys() - known.keys()),
+        "of another shape": [
+            f"{name} ({shape}, not {known[name]})"
+            for name, shape in sorted(found.items())
+            if name in known and shape != known[name]
+        ],
+    }
+    return [
+        f"{kind}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for kind, names in kinds.items()
         if names
     ]
-    if faults:
-        raise InputError(f"{folder / _WEIGHTS}: does not fit its config.json; weights {'; '.join(faults)}.")
-    return model.eval(), load_tokenizer(folder)
 
 
 def sealed_checkpoints(folder: Path) -> list[Path]:
@@ -153,10 +188,18 @@ def sealed_checkpoints(folder: Path) -> list[Path]:
 
 
 def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of each weight over the models in `folders`, summed in float64."""
+    """The mean of each weight over the models in `folders`, summed in float64.
+
+    Raises:
+        ValueError: the models hold weights of different names.
+    """
     total: dict[str, torch.Tensor] = {}
     for folder in folders:
-        for name, weight in load_file(folder / _WEIGHTS).items():
+        weights = load_file(folder / _WEIGHTS)
+        if total and total.keys() != weights.keys():
+            names = ", ".join(sorted(total.keys() ^ weights.keys()))
+            raise ValueError(f"averaged models must hold the same weights; {folder} differs in {names}.")
+        for name, weight in weights.items():
             total[name] = total[name] + weight.double() if name in total else weight.double()
     return {name: (weight / len(folders)).float() for name, weight in total.items()}
 

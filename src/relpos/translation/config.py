@@ -6,6 +6,16 @@ from transformers import PreTrainedConfig
 
 FORMAT = 1  # raised when the meaning of a weight or a setting changes
 
+_COUNTS = (
+    "format",
+    "vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "num_heads",
+    "d_ff",
+    "max_positions",
+)
 _CHOICES = {
     "absolute_positions": ("none", "sinusoidal", "learned"),
     "activation": ("relu", "gelu", "silu"),
@@ -70,6 +80,10 @@ class RelposConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on; got {value!r}.")
         if self.format > FORMAT:
             raise ValueError(
                 f"this checkpoint has format {self.format}; this relpos knows up to {FORMAT}. Upgrade relpos."
@@ -77,7 +91,7 @@ class RelposConfig(PreTrainedConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}.")
-        if self.num_heads < 1 or self.d_model % self.num_heads:
+        if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
         self._two_sides()
 

@@ -121,9 +121,16 @@ def score_by_length(
     Args:
         lengths: of each source, in words or items.
         edges: last length of each bucket but the open one at the end, rising.
+    Raises:
+        ValueError: unequally many lengths, hypotheses and references.
     """
+    if not len(lengths) == len(hypotheses) == len(references):
+        raise ValueError(
+            f"lengths, hypotheses and references must be equally many; got {len(lengths)}, "
+            f"{len(hypotheses)} and {len(references)}."
+        )
     buckets = []
-    lower = 0
+    lower = -1  # an empty source has length 0
     for upper in [*edges, max([*lengths, *edges, 0]) + 1]:
         rows = [row for row, length in enumerate(lengths) if lower < length <= upper]
         if rows:

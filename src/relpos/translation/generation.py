@@ -1,5 +1,6 @@
 """Translating text: batches inside, the given order outside; the search is transformers' own."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,10 @@ class Search:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if not self.sample and self.n_best > self.beams:
             raise ValueError(f"n_best must be at most beams = {self.beams}; got {self.n_best}.")
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be over 0; got {self.temperature}.")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty must be a number; got {self.length_penalty}.")
 
 
 class Translator:
@@ -109,18 +112,20 @@ class Translator:
         start += self.tokenizer(prefix).input_ids[:-1] if prefix else []
         was_training = self.model.training
         self.model.eval()
-        sequences = self.model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=torch.tensor([start], device=device).expand(len(ids), -1),
-            num_return_sequences=search.n_best,
-            max_length=None,
-            max_new_tokens=limit,
-            **_settings(search),
-        )
-        by_rank = sequences.unflatten(0, (len(ids), search.n_best)).unbind(1)
-        ranked = [self._read(batch, found, len(start), search.length_penalty) for found in by_rank]
-        self.model.train(was_training)
+        try:
+            sequences = self.model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                decoder_input_ids=torch.tensor([start], device=device).expand(len(ids), -1),
+                num_return_sequences=search.n_best,
+                max_length=None,
+                max_new_tokens=limit,
+                **_settings(search),
+            )
+            by_rank = sequences.unflatten(0, (len(ids), search.n_best)).unbind(1)
+            ranked = [self._read(batch, found, len(start), search.length_penalty) for found in by_rank]
+        finally:
+            self.model.train(was_training)
         return [
             sorted(found, key=lambda hypothesis: -hypothesis.score) for found in zip(*ranked, strict=True)
         ]
@@ -129,8 +134,10 @@ class Translator:
         self, batch: BatchEncoding, sequences: Tensor, num_given: int, length_penalty: float
     ) -> list[Hypothesis]:
         """Texts of one sequence per source, and their scores from one teacher-forced pass."""
-        pad = self.model.config.pad_token_id
-        labels = sequences[:, 1:].masked_fill(sequences[:, 1:] == pad, -100)
+        tokens = sequences[:, 1:]
+        ends = torch.isin(tokens, torch.tensor(self.model.config.eos_token_id, device=tokens.device))
+        # greedy search fills with padding behind the end, beam search with further ends
+        labels = tokens.masked_fill(ends.cumsum(1) - ends.long() > 0, -100)
         labels[:, : num_given - 1] = -100
         logits = self.model(**batch, decoder_input_ids=sequences[:, :-1]).logits
         losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")

@@ -195,7 +195,7 @@ class _LayerCache(KeyValueCache):
     def filled_memory(self) -> tuple[Tensor, Tensor] | None:
         if not self.is_memory or not self._cache.is_updated.get(self._index):
             return None
-        layer = self._side.layers[self._index]
+        layer: Any = self._side.layers[self._index]
         return layer.keys, layer.values
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,7 +245,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         """The subword embeddings, shared by both sides."""
         return self.shared
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:  # type: ignore[override]
         """Put other subword embeddings on both sides."""
         self.shared = self.encoder.embedding.tokens = self.decoder.embedding.tokens = value
 

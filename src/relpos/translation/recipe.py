@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pydantic
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from relpos.translation.corpora import CleaningRules, Source
 from relpos.translation.errors import UsageError
@@ -26,97 +26,139 @@ class _Section(BaseModel):
 class DataSettings(_Section):
     """Where the text comes from."""
 
-    source_language: str = Field("en", description="Language tag of the source side.")
-    target_language: str = Field("de", description="Language tag of the target side.")
-    folder: Path = Field(Path("."), description="Relative paths below start here; itself from where you are.")
+    source_language: str = Field(default="en", description="Language tag of the source side.")
+    target_language: str = Field(default="de", description="Language tag of the target side.")
+    folder: Path = Field(
+        default=Path("."), description="Relative paths below start here; itself from where you are."
+    )
     train: list[Source] = Field(min_length=1, description="Corpora to learn from.")
-    validation: list[Source] = Field([], description="Corpora to watch; empty: a share of `train`.")
-    test: list[Source] = Field([], description="Corpora to score in the end; empty: a share of `train`.")
-    validation_share: float = Field(0.02, ge=0, lt=0.5, description="Used where `validation` is empty.")
-    test_share: float = Field(0.02, ge=0, lt=0.5, description="Used where `test` is empty.")
+    validation: list[Source] = Field(default=[], description="Corpora to watch; empty: a share of `train`.")
+    test: list[Source] = Field(
+        default=[], description="Corpora to score in the end; empty: a share of `train`."
+    )
+    validation_share: float = Field(
+        default=0.02, ge=0, lt=0.5, description="Used where `validation` is empty."
+    )
+    test_share: float = Field(default=0.02, ge=0, lt=0.5, description="Used where `test` is empty.")
     cleaning: CleaningRules = Field(
         default_factory=CleaningRules, description="What is dropped from `train` before it is split."
     )
-    seed: int = Field(0, description="Of the split. The same seed gives the same split.")
+    seed: int = Field(default=0, description="Of the split. The same seed gives the same split.")
 
 
 class TokenizerSettings(_Section):
     """Subwords shared by both languages."""
 
-    vocabulary: int = Field(8000, gt=300, description="Subwords, 256 bytes and 4 marks among them.")
+    vocabulary: int = Field(default=8000, gt=300, description="Subwords, 256 bytes and 4 marks among them.")
 
 
 class ModelSettings(_Section):
     """Sizes and positions, as in RelposConfig."""
 
-    d_model: int = Field(512, gt=0, description="Width.")
-    encoder_layers: int = Field(6, gt=0, description="Layers of the encoder.")
-    decoder_layers: int = Field(6, gt=0, description="Layers of the decoder.")
-    num_heads: int = Field(8, gt=0, description="Attention heads; divides d_model.")
-    d_ff: int = Field(1024, gt=0, description="Width inside the feed-forward networks.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="On embeddings and on what each block adds.")
-    attention_dropout: float = Field(0.1, ge=0, lt=1, description="On attention weights.")
-    activation_dropout: float = Field(0.1, ge=0, lt=1, description="Inside the feed-forward networks.")
-    activation: Literal["relu", "gelu", "silu"] = Field("relu", description="Of the feed-forward networks.")
-    norm_first: bool = Field(True, description="Normalise before each block (true) or after it (false).")
+    d_model: int = Field(default=512, gt=0, description="Width.")
+    encoder_layers: int = Field(default=6, gt=0, description="Layers of the encoder.")
+    decoder_layers: int = Field(default=6, gt=0, description="Layers of the decoder.")
+    num_heads: int = Field(default=8, gt=0, description="Attention heads; divides d_model.")
+    d_ff: int = Field(default=1024, gt=0, description="Width inside the feed-forward networks.")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="On embeddings and on what each block adds.")
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="On attention weights.")
+    activation_dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="Inside the feed-forward networks."
+    )
+    activation: Literal["relu", "gelu", "silu"] = Field(
+        default="relu", description="Of the feed-forward networks."
+    )
+    norm_first: bool = Field(
+        default=True, description="Normalise before each block (true) or after it (false)."
+    )
     absolute_positions: Literal["none", "sinusoidal", "learned"] = Field(
-        "none", description="Positions added to the embeddings."
+        default="none", description="Positions added to the embeddings."
     )
-    max_positions: int = Field(512, gt=0, description="Rows of a learned table, tokens.")
+    max_positions: int = Field(default=512, gt=0, description="Rows of a learned table, tokens.")
     relative_max_distance: int | tuple[int, int] | None = Field(
-        16, description="k, [left, right], or null for no relative positions."
+        default=16, description="k, [left, right], or null for no relative positions."
     )
-    relative_keys: bool = Field(True, description="Distances act on the keys (equation 4).")
-    relative_values: bool = Field(True, description="Distances act on the values (equation 3).")
-    relative_per_head: bool = Field(False, description="One table per head, or one for all heads of a layer.")
+    relative_keys: bool = Field(default=True, description="Distances act on the keys (equation 4).")
+    relative_values: bool = Field(default=True, description="Distances act on the values (equation 3).")
+    relative_per_head: bool = Field(
+        default=False, description="One table per head, or one for all heads of a layer."
+    )
+
+    @field_validator("relative_max_distance")
+    @classmethod
+    def _is_not_negative(cls, given: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+        sides = () if given is None else (given,) if isinstance(given, int) else given
+        if any(side < 0 for side in sides):
+            raise ValueError("must be null, k >= 0 or [left, right]")
+        return given
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModelSettings":
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}")
+        return self
 
 
 class TrainingSettings(_Section):
     """How long, how fast, and what is kept."""
 
-    seed: int = Field(1, description="Of weights, dropout and the order of batches.")
-    updates: int = Field(100_000, gt=0, description="Optimiser steps at most.")
+    seed: int = Field(default=1, description="Of weights, dropout and the order of batches.")
+    updates: int = Field(default=100_000, gt=0, description="Optimiser steps at most.")
     minutes: float | None = Field(
-        None, gt=0, description="Stop after this time, validation included; null: no limit."
+        default=None, gt=0, description="Stop after this time, validation included; null: no limit."
     )
-    tokens_per_batch: int = Field(4096, gt=0, description="Source or target tokens in a batch, with padding.")
-    max_length: int = Field(128, gt=1, description="Longer training pairs are dropped, subwords a side.")
-    accumulation: int = Field(1, gt=0, description="Batches per optimiser step and process.")
-    warmup: int = Field(4000, gt=0, description="Updates in which the learning rate rises.")
+    tokens_per_batch: int = Field(
+        default=4096, gt=0, description="Source or target tokens in a batch, with padding."
+    )
+    max_length: int = Field(
+        default=128, gt=1, description="Longer training pairs are dropped, subwords a side."
+    )
+    accumulation: int = Field(default=1, gt=0, description="Batches per optimiser step and process.")
+    warmup: int = Field(default=4000, gt=0, description="Updates in which the learning rate rises.")
     learning_rate_scale: float = Field(
-        1.0, gt=0, description="s in s * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."
+        default=1.0, gt=0, description="s in s * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."
     )
-    adam_betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's two decay rates.")
-    adam_epsilon: float = Field(1e-9, gt=0, description="Adam's epsilon.")
-    max_gradient_norm: float = Field(0.0, ge=0, description="Longer gradients are shortened; 0: never.")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Of the training loss.")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16 means autocast.")
-    log_every: int = Field(50, gt=0, description="Updates between lines of the log.")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Adam's two decay rates.")
+    adam_epsilon: float = Field(default=1e-9, gt=0, description="Adam's epsilon.")
+    max_gradient_norm: float = Field(
+        default=0.0, ge=0, description="Longer gradients are shortened; 0: never."
+    )
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1, description="Of the training loss.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="bfloat16 means autocast."
+    )
+    log_every: int = Field(default=50, gt=0, description="Updates between lines of the log.")
     evaluate_every: int = Field(
-        1000, gt=0, description="Updates between validations, each with a checkpoint."
+        default=1000, gt=0, description="Updates between validations, each with a checkpoint."
     )
-    best: Literal["loss", "bleu", "chrf"] = Field("bleu", description="The validation score that chooses.")
+    best: Literal["loss", "bleu", "chrf"] = Field(
+        default="bleu", description="The validation score that chooses."
+    )
     patience: int | None = Field(
-        None, gt=0, description="Stop after so many validations without a better one."
+        default=None, gt=0, description="Stop after so many validations without a better one."
     )
-    keep: int = Field(3, gt=0, description="Latest checkpoints kept besides the best.")
+    keep: int = Field(default=3, gt=0, description="Latest checkpoints kept besides the best.")
     average: int = Field(
-        1, gt=0, description="Checkpoints whose weights are averaged in the end: the best and those before."
+        default=1,
+        gt=0,
+        description="Checkpoints whose weights are averaged in the end: the best and those before.",
     )
-    validation_pairs: int = Field(1000, gt=0, description="Validation pairs translated each time, at most.")
+    validation_pairs: int = Field(
+        default=1000, gt=0, description="Validation pairs translated each time, at most."
+    )
 
 
 class TranslationSettings(_Section):
     """Defaults that the model carries for translating."""
 
-    beams: int = Field(4, gt=0, description="Hypotheses kept at each step; 1 is greedy.")
-    length_penalty: float = Field(0.6, description="Exponent on the length that divides a score.")
+    beams: int = Field(default=4, gt=0, description="Hypotheses kept at each step; 1 is greedy.")
+    length_penalty: float = Field(default=0.6, description="Exponent on the length that divides a score.")
 
 
 class Recipe(_Section):
     """One training run."""
 
-    format: Literal[1] = Field(1, description="Format of this file.")
+    format: Literal[1] = Field(default=1, description="Format of this file.")
     data: DataSettings
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -149,9 +191,11 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise UsageError(f"{name}{line}: not valid YAML ({getattr(error, 'problem', error)}).") from None
+        problem = str(getattr(error, "problem", error)).splitlines()[0]
+        raise UsageError(f"{name}{line}: not valid YAML ({problem}).") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{name}: a recipe is a mapping of keys to values; got {type(values).__name__}.")
+        came = "nothing" if values is None else type(values).__name__
+        raise UsageError(f"{name}: a recipe is a mapping of keys to values; got {came}.")
     for override in overrides or []:
         _apply(values, override)
     return check_recipe(values, name)
@@ -186,7 +230,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise UsageError(f"option --{key} needs a value: --{key} VALUE.")
     *sections, last = key.split(".")
     for section in sections:
-        values = values.setdefault(section, {})
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
         if not isinstance(values, dict):
             raise UsageError(f"option --{key}: {section} holds one value, not further keys.")
     try:

@@ -1,0 +1,368 @@
+"""The command line: what it prints where, and every wrong input by its message and exit code."""
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relpos.cli import run
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def relpos(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def call(*arguments: object, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        out, errors = capsys.readouterr()
+        return code, out, errors
+
+    return call
+
+
+@pytest.fixture
+def fault(relpos: Callable[..., Outcome]) -> Callable[..., str]:
+    """Run a command that must fail with `code`, and return its one line on standard error."""
+
+    def call(code: int, *arguments: object, stdin: bytes = b"") -> str:
+        came, out, errors = relpos(*arguments, stdin=stdin)
+        assert came == code, errors
+        assert out == ""
+        last = errors.splitlines()[-1]
+        assert last.startswith("relpos: ")
+        assert "Traceback" not in errors
+        return last
+
+    return call
+
+
+def _recipe(folder: Path, train: str, more: str = "") -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(f"data:\n  folder: {folder}\n  train: [{train}]\n{more}", encoding="utf-8")
+    return path
+
+
+def _pairs(folder: Path, text: str | bytes, name: str = "pairs.tsv") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+# wrong use, exit 2
+
+
+def test_no_command_is_wrong_use(fault: Callable[..., str]) -> None:
+    assert "see relpos --help" in fault(2)
+
+
+def test_unknown_command_is_wrong_use(fault: Callable[..., str]) -> None:
+    assert "No such command" in fault(2, "trane")
+
+
+def test_unknown_recipe_lists_those_there_are(fault: Callable[..., str], tmp_path: Path) -> None:
+    line = fault(2, "train", "nope", "--out", tmp_path / "run")
+    assert "messages, multi30k, numbers" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_key_is_answered_with_the_nearest(fault: Callable[..., str], tmp_path: Path) -> None:
+    line = fault(2, "train", "numbers", "--out", tmp_path / "run", "--model.dropuot", "0.3")
+    assert "unknown key 'model.dropuot'; the nearest is 'dropout'" in line
+
+
+def test_wrong_type_names_key_and_value(fault: Callable[..., str], tmp_path: Path) -> None:
+    line = fault(2, "train", "numbers", "--out", tmp_path / "run", "--training.updates=many")
+    assert "training.updates" in line
+    assert "'many'" in line
+
+
+def test_option_that_is_no_key_is_wrong_use(fault: Callable[..., str], tmp_path: Path) -> None:
+    assert "no such option: --updates" in fault(2, "train", "numbers", "--out", tmp_path, "--updates", "3")
+
+
+def test_option_without_value_is_wrong_use(fault: Callable[..., str], tmp_path: Path) -> None:
+    assert "needs a value" in fault(2, "train", "numbers", "--out", tmp_path / "r", "--training.updates")
+
+
+def test_several_hypotheses_need_json(fault: Callable[..., str], numbers_run: Path) -> None:
+    assert "add --json" in fault(2, "translate", numbers_run, "--n-best", "2")
+
+
+def test_more_hypotheses_than_beams_are_refused(fault: Callable[..., str], numbers_run: Path) -> None:
+    line = fault(2, "translate", numbers_run, "--n-best", "3", "--beams", "2", "--json", stdin=b"one\n")
+    assert "n_best must be at most beams = 2; got 3" in line
+
+
+def test_lengths_that_do_not_rise_are_refused(fault: Callable[..., str], numbers_run: Path) -> None:
+    assert "--lengths takes rising" in fault(2, "evaluate", numbers_run, "--lengths", "5,3")
+
+
+def test_unknown_experiment_lists_those_there_are(fault: Callable[..., str], tmp_path: Path) -> None:
+    assert "demo, multi30k" in fault(2, "reproduce", "nope", "--out", tmp_path / "out")
+
+
+# corpora that cannot be used, exit 1
+
+
+def test_missing_corpus_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    line = fault(1, "train", _recipe(tmp_path, "{tsv: none.tsv}"), "--out", tmp_path / "run")
+    assert f"{tmp_path / 'none.tsv'} does not exist" in line
+
+
+def test_files_of_unequal_length_are_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    _pairs(tmp_path, "a\nb\nc\n", "s")
+    _pairs(tmp_path, "a\nb\n", "t")
+    line = fault(1, "train", _recipe(tmp_path, "{files: [s, t]}"), "--out", tmp_path / "run")
+    assert "3" in line
+    assert "2" in line
+    assert str(tmp_path / "s") in line
+
+
+def test_wrong_encoding_is_told_with_line_and_byte(fault: Callable[..., str], tmp_path: Path) -> None:
+    _pairs(tmp_path, b"one\teins\nfive\tf\xfcnf\n")
+    line = fault(1, "train", _recipe(tmp_path, "{tsv: pairs.tsv}"), "--out", tmp_path / "run")
+    assert "line 2 has byte 0xfc at byte offset 15" in line
+
+
+def test_line_without_tab_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    _pairs(tmp_path, "one\teins\ntwo zwei\n")
+    line = fault(1, "train", _recipe(tmp_path, "{tsv: pairs.tsv}"), "--out", tmp_path / "run")
+    assert "line 2" in line
+    assert "tab" in line.lower()
+
+
+def test_empty_corpus_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    _pairs(tmp_path, "")
+    line = fault(1, "train", _recipe(tmp_path, "{tsv: pairs.tsv}"), "--out", tmp_path / "run")
+    assert "no pair" in line
+
+
+def test_corpus_too_small_for_its_vocabulary_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    lines = (f"the word {n} is here\tdas Wort {n} ist hier\n" for n in range(400))
+    _pairs(tmp_path, "".join(lines))
+    more = "  validation_share: 0.2\n  test_share: 0.1\ntokenizer: {vocabulary: 9000}\n"
+    _pairs(tmp_path, "house\tHaus\ntree\tBaum\n", "v.tsv")
+    recipe = _recipe(tmp_path, "{tsv: pairs.tsv}", "  validation: [{tsv: v.tsv}]\n" + more)
+    assert "too small for its vocabulary" in fault(1, "train", recipe, "--out", tmp_path / "run")
+
+
+# models that cannot be used, exit 1
+
+
+def test_missing_model_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    assert "no such folder" in fault(1, "translate", tmp_path / "none")
+
+
+def test_folder_without_model_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    assert "not a model folder" in fault(1, "translate", tmp_path)
+
+
+def test_model_of_another_kind_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert "not a relpos model, its model_type is 'bert'" in fault(1, "translate", tmp_path)
+
+
+@pytest.mark.parametrize("with_seal", [True, False])
+def test_truncated_weights_are_told(
+    fault: Callable[..., str], numbers_run: Path, tmp_path: Path, with_seal: bool
+) -> None:
+    model = shutil.copytree(numbers_run / "model", tmp_path / "model")
+    if not with_seal:
+        (model / "seal.json").unlink()
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    line = fault(1, "translate", model, stdin=b"one\n")
+    assert str(weights) in line
+    assert ("cut short" if with_seal else "cannot be read") in line
+
+
+def test_tampered_weights_are_told(fault: Callable[..., str], numbers_run: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(numbers_run / "model", tmp_path / "model")
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    assert "changed after saving" in fault(1, "translate", model, stdin=b"one\n")
+
+
+# translating
+
+
+def test_text_goes_in_and_out_line_by_line(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
+    text = "twenty-one\n\nthree; ninety-nine\n   \nfive\n"
+    code, out, errors = relpos("translate", numbers_run, stdin=text.encode())
+    assert code == 0, errors
+    assert out == "einundzwanzig\n\ndrei; neunundneunzig\n\nfünf\n"
+
+
+def test_no_text_gives_no_text(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
+    assert relpos("translate", numbers_run)[:2] == (0, "")
+
+
+def test_file_in_and_file_out(relpos: Callable[..., Outcome], numbers_run: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.gz"
+    source.write_bytes(gzip.compress("seven\n".encode("utf-8-sig")))
+    code, out, errors = relpos("translate", numbers_run, source, "-o", tmp_path / "out")
+    assert (code, out) == (0, ""), errors
+    assert (tmp_path / "out").read_text() == "sieben\n"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_input_in_another_encoding_is_told_and_leaves_no_file(
+    fault: Callable[..., str], numbers_run: Path, tmp_path: Path
+) -> None:
+    line = fault(1, "translate", numbers_run, "-o", tmp_path / "out", stdin=b"one\nf\xfcnf\n")
+    assert "line 2 has byte 0xfc" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_that_cannot_be_written_is_told(
+    fault: Callable[..., str], numbers_run: Path, tmp_path: Path
+) -> None:
+    line = fault(1, "translate", numbers_run, "-o", tmp_path / "none" / "out", stdin=b"one\n")
+    assert "cannot be written" in line
+
+
+def test_hypotheses_with_scores_come_as_json(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
+    code, out, errors = relpos("translate", numbers_run, "--json", "--n-best", "3", stdin=b"ninety\n\n")
+    assert code == 0, errors
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert first["source"] == "ninety"
+    assert first["hypotheses"][0]["text"] == "neunzig"
+    scores = [hypothesis["score"] for hypothesis in first["hypotheses"]]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert second["hypotheses"] == [{"text": "", "score": 0.0}]
+
+
+def test_long_line_is_translated(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
+    line = "; ".join(["twenty-one"] * 150)
+    code, out, errors = relpos("translate", numbers_run, "--beams", "1", stdin=line.encode())
+    assert code == 0, errors
+    assert "einundzwanzig" in out
+
+
+def test_prefix_begins_every_translation(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
+    _, out, _ = relpos("translate", numbers_run, "--prefix", "zwei;", stdin=b"one\nfour; six\n")
+    assert all(line.startswith("zwei;") for line in out.splitlines())
+
+
+def test_samples_depend_on_the_seed_alone(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
+    arguments = ("translate", numbers_run, "--sample", "--temperature", "3")
+    text = b"sixty-one; twelve; three\n"
+    outs = [relpos(*arguments, "--seed", seed, stdin=text)[1] for seed in (1, 1, 2)]
+    assert outs[0] == outs[1] != outs[2]
+
+
+def test_reader_that_leaves_ends_the_command_quietly(numbers_run: Path) -> None:
+    command = (
+        f"yes one | head -20000 | {sys.executable} -m relpos translate {numbers_run} --beams 1 | head -1"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "eins\n"
+    assert "Traceback" not in done.stderr
+    assert "Error" not in done.stderr
+
+
+# evaluating
+
+
+def test_evaluation_prints_scores_by_length_with_signatures(
+    relpos: Callable[..., Outcome], numbers_run: Path
+) -> None:
+    code, out, errors = relpos("evaluate", numbers_run, "--lengths", "1,2")
+    assert code == 0, errors
+    assert "numbers in the line" in out
+    assert "tok:13a" in out
+    assert "case:lc" in out
+
+
+def test_evaluation_of_given_files_comes_as_json(
+    relpos: Callable[..., Outcome], numbers_run: Path, tmp_path: Path
+) -> None:
+    pairs = _pairs(tmp_path, "one\teins\ntwo; three\tzwei; drei\n")
+    code, out, errors = relpos(
+        "evaluate", numbers_run, "--data", pairs, "--json", "--hypotheses", tmp_path / "hyp"
+    )
+    assert code == 0, errors
+    result = json.loads(out)
+    assert result["scores"]["exact"] == 1.0
+    assert result["scores"]["segments"] == 2
+    assert (tmp_path / "hyp").read_text() == "eins\nzwei; drei\n"
+    source, target = _pairs(tmp_path, "one\n", "s"), _pairs(tmp_path, "eins\n", "t")
+    _, out, _ = relpos("evaluate", numbers_run, "--data", source, "--data", target, "--json")
+    assert json.loads(out)["scores"]["exact"] == 1.0
+
+
+def test_evaluation_without_a_test_set_is_wrong_use(
+    fault: Callable[..., str], numbers_run: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(numbers_run / "model", tmp_path / "model")
+    (model / "recipe.yaml").unlink()
+    (model / "seal.json").unlink()
+    assert "give one with --data" in fault(2, "evaluate", model)
+
+
+# the whole
+
+
+def test_experiment_compares_variants_and_writes_a_report(
+    relpos: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    small = {
+        "training.updates": 4,
+        "training.evaluate_every": 2,
+        "training.tokens_per_batch": 512,
+        "training.validation_pairs": 2,
+        "training.precision": "float32",
+        "model.d_model": 16,
+        "model.num_heads": 2,
+        "model.encoder_layers": 1,
+        "model.decoder_layers": 1,
+        "model.d_ff": 16,
+        "tokenizer.vocabulary": 340,
+        "data.train": "[{numbers: {lines: 300, longest: 3}}]",
+        "data.validation": "[{numbers: {lines: 5, longest: 3, part: heldout}}]",
+        "data.test": "[{numbers: {lines: 10, longest: 4, seed: 5, part: heldout}}]",
+    }
+    options = [f"--{key}={value}" for key, value in small.items()]
+    out = tmp_path / "out"
+    code, text, errors = relpos("reproduce", "demo", "--out", out, *options)
+    assert code == 0, errors
+    assert "relative" in text
+    assert "sinusoidal" in text
+    report = (out / "report.html").read_text()
+    assert "Numbers in words" in report
+    assert report.count("<svg") + report.count("data:image") >= 4
+    records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [(record["task"], record["variant"]) for record in records] == [
+        ("messages", "relative"),
+        ("messages", "sinusoidal"),
+        ("numbers", "relative"),
+        ("numbers", "sinusoidal"),
+    ]
+    # run again: nothing is trained twice
+    code, text, errors = relpos("reproduce", "demo", "--out", out, *options, "--json")
+    assert code == 0
+    assert errors.count("done before") == 4
+    assert json.loads(text)["results"] == records
+
+
+def test_version_and_help_are_quick_and_on_standard_output() -> None:
+    for arguments in (["--version"], ["--help"], ["train", "--help"]):
+        code = "import sys; from relpos.cli import run; c = run(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(c)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        assert done.stderr == ""

@@ -1,0 +1,399 @@
+"""Folders of models: whole ones load, and each way of not being whole is told in one sentence."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from relpos.translation.checkpoints import (
+    average_weights,
+    find_model,
+    is_sealed,
+    load_model,
+    save_whole,
+    seal,
+    sealed_checkpoints,
+    verify,
+    write_weights,
+)
+from relpos.translation.config import FORMAT, RelposConfig
+from relpos.translation.errors import InputError
+from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.tokenizer import train_tokenizer
+
+VOCABULARY = 270
+WEIGHT = "encoder.layers.0.linear1.weight"
+TEXTS = ["red green blue one two three cat dog"] * 30
+
+
+def small_model(seed: int = 0, **settings) -> RelposForConditionalGeneration:
+    torch.manual_seed(seed)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "d_ff": 24}
+    config = RelposConfig(vocab_size=VOCABULARY, **sizes, relative_max_distance=2, **settings)
+    return RelposForConditionalGeneration(config).eval()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A sealed folder that nobody may change."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "model"
+    tokenizer = train_tokenizer(TEXTS, VOCABULARY)
+
+    def write(draft: Path) -> None:
+        small_model().save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+
+    save_whole(folder, write)
+    return folder
+
+
+@pytest.fixture
+def sealed(whole, tmp_path) -> Path:
+    """A copy of it to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture
+def unsealed(sealed) -> Path:
+    """The same without its seal, so that what lies behind is reached."""
+    (sealed / "seal.json").unlink()
+    return sealed
+
+
+def refusal(folder: Path) -> str:
+    """The message for a folder that must not load: one line that ends as a sentence."""
+    with pytest.raises(InputError) as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    assert str(folder) in message
+    return message
+
+
+def change_config(folder: Path, **values) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    write_weights(weights, folder)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+# whole folders
+
+
+def test_a_whole_folder_loads_in_evaluation_mode_and_gives_the_same(whole) -> None:
+    model, tokenizer = load_model(whole)
+    ids = torch.tensor([tokenizer("red cat").input_ids])
+    assert not model.training
+    true = small_model()(ids, decoder_input_ids=ids).logits
+    torch.testing.assert_close(model(ids, decoder_input_ids=ids).logits, true)
+
+
+def test_a_run_leads_to_its_model(sealed) -> None:
+    assert find_model(sealed) == sealed
+    assert find_model(sealed.parent) == sealed
+    load_model(sealed.parent)
+
+
+def test_a_folder_without_a_seal_loads(unsealed) -> None:
+    assert not is_sealed(unsealed)
+    verify(unsealed)
+    load_model(unsealed)
+
+
+def test_an_untied_model_loads_too(whole, tmp_path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "untied"))
+    small_model(tie_word_embeddings=False).save_pretrained(folder)
+    seal(folder)
+    model, _ = load_model(folder)
+    assert model.lm_head.weight is not model.shared.weight
+    assert torch.equal(model.lm_head.weight, small_model(tie_word_embeddings=False).lm_head.weight)
+
+
+def test_a_tied_weight_may_be_written_under_each_of_its_names(unsealed) -> None:
+    change_weights(unsealed, lambda w: w.update({"lm_head.weight": w["shared.weight"].clone()}))
+    model, _ = load_model(unsealed)
+    assert torch.equal(model.shared.weight, small_model().shared.weight)
+
+
+# damage
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_cut_short_is_named_with_both_sizes(sealed, name) -> None:
+    size = (sealed / name).stat().st_size
+    if name == "config.json":
+        (sealed / name).write_text((sealed / name).read_text() + " ")
+        after = size + 1
+    else:
+        cut(sealed / name)
+        after = size - 100
+    told = f"{sealed / name}: {after:,} bytes where {size:,} were saved; the file was cut short or changed. "
+    assert refusal(sealed) == f"{told}Copy or train the model again."
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_a_flipped_byte_is_found(sealed, name) -> None:
+    flip(sealed / name)
+    told = refusal(sealed)
+    assert told == f"{sealed / name}: its content was changed after saving. Copy or train the model again."
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_a_missing_file_is_named(sealed, name) -> None:
+    (sealed / name).unlink()
+    assert refusal(sealed) == f"{sealed}: the file {name} is missing. Copy or train the model again."
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"files": 3}', '{"files": {"a": 1}}'])
+def test_a_damaged_seal_is_told(sealed, content) -> None:
+    (sealed / "seal.json").write_text(content)
+    assert refusal(sealed) == f"{sealed / 'seal.json'}: the file is damaged. Copy or train the model again."
+
+
+@pytest.mark.parametrize("content", [b"", b"abc" * 100, None])
+def test_weights_that_cannot_be_read_are_told(unsealed, content) -> None:
+    path = unsealed / "model.safetensors"
+    if content is None:
+        cut(path)
+    else:
+        path.write_bytes(content)
+    assert refusal(unsealed).startswith(f"{path}: the weights cannot be read (")
+
+
+def test_a_missing_weight_is_listed_by_name(unsealed) -> None:
+    change_weights(unsealed, lambda w: w.pop(WEIGHT))
+    told = refusal(unsealed)
+    assert told.endswith(f"model.safetensors: does not fit its config.json; weights missing: {WEIGHT}.")
+
+
+def test_missing_embeddings_are_listed_though_they_are_tied(unsealed) -> None:
+    change_weights(unsealed, lambda w: w.pop("shared.weight"))
+    assert refusal(unsealed).endswith("weights missing: shared.weight.")
+
+
+def test_a_renamed_weight_is_listed_as_missing_and_as_unknown(unsealed) -> None:
+    change_weights(unsealed, lambda w: w.update({"encoder.other": w.pop(WEIGHT)}))
+    assert refusal(unsealed).endswith(f"weights missing: {WEIGHT}; unknown: encoder.other.")
+
+
+def test_a_weight_of_another_shape_is_listed_with_both(unsealed) -> None:
+    change_weights(unsealed, lambda w: w.update({WEIGHT: torch.zeros(3, 5)}))
+    assert refusal(unsealed).endswith(f"weights of another shape: {WEIGHT} ([3, 5], not [24, 16]).")
+
+
+def test_of_many_faults_five_are_listed_and_the_rest_counted(unsealed) -> None:
+    change_config(unsealed, encoder_layers=2)
+    assert refusal(unsealed).endswith(" and 9 more.")
+
+
+def test_tables_that_the_configuration_lacks_are_unknown(unsealed) -> None:
+    change_config(unsealed, relative_values=False)
+    told = refusal(unsealed)
+    assert "unknown: decoder.layers.0.self_attn.relative_position_values, encoder." in told
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {"format": FORMAT + 1},
+            f"this checkpoint has format {FORMAT + 1}; this relpos knows up to {FORMAT}.",
+        ),
+        ({"num_heads": 3}, "num_heads must divide d_model = 16; got 3."),
+        ({"d_model": "wide"}, "d_model must be a whole number from 1 on; got 'wide'."),
+        ({"absolute_positions": "rotary"}, "absolute_positions must be one of"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_told(unsealed, values, told) -> None:
+    change_config(unsealed, **values)
+    assert f"config.json: {told}" in refusal(unsealed)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\x00"])
+def test_a_damaged_configuration_is_told(unsealed, content) -> None:
+    (unsealed / "config.json").write_bytes(content)
+    assert refusal(unsealed) == f"{unsealed / 'config.json'}: not a JSON object; the file is damaged."
+
+
+@pytest.mark.parametrize("kind", ["bert", None])
+def test_another_kind_of_model_is_refused(unsealed, kind) -> None:
+    change_config(unsealed, model_type=kind)
+    assert refusal(unsealed) == f"{unsealed}: not a relpos model, its model_type is {kind!r}."
+
+
+def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> None:
+    change_config(unsealed, vocab_size=260)
+    change_weights(unsealed, lambda w: w.update({"shared.weight": w["shared.weight"][:260].clone()}))
+    told = refusal(unsealed)
+    assert f"the tokenizer has {VOCABULARY} subwords and the model 260; they do not belong together." in told
+
+
+def test_a_missing_tokenizer_is_told(unsealed) -> None:
+    (unsealed / "tokenizer.json").unlink()
+    assert refusal(unsealed).startswith(f"{unsealed}: the tokenizer cannot be read (")
+
+
+# folders that hold no model
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path) -> None:
+    folder = tmp_path / "nowhere"
+    assert refusal(folder) == f"{folder}: no such folder. Give the folder of a model or of a training run."
+
+
+def test_a_file_is_no_folder(unsealed) -> None:
+    assert "no such folder" in refusal(unsealed / "config.json")
+
+
+def test_an_empty_folder_is_told(tmp_path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path}: not a model folder, there is no config.json in it."
+
+
+def test_a_run_without_a_finished_model_names_its_whole_checkpoints(tmp_path) -> None:
+    told = f"{tmp_path}: this run has no finished model yet. Finish it with --resume, or give one of its "
+    told += "checkpoints: "
+    (tmp_path / "checkpoints").mkdir()
+    assert refusal(tmp_path) == f"{told}none."
+    for name in ("checkpoint-20", "checkpoint-100", "checkpoint-3"):
+        (tmp_path / "checkpoints" / name).mkdir()
+        if name != "checkpoint-3":
+            seal(tmp_path / "checkpoints" / name)
+    assert refusal(tmp_path) == f"{told}checkpoint-20, checkpoint-100."
+
+
+# nothing unpickles
+
+
+class _Trap:
+    """Unpickling this leaves a file behind."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.bin", "model.safetensors"])
+def test_pickled_weights_are_refused_and_never_unpickled(unsealed, tmp_path, name) -> None:
+    (unsealed / "model.safetensors").unlink()
+    mark = tmp_path / "unpickled"
+    (unsealed / name).write_bytes(pickle.dumps(_Trap(mark)))
+    told = refusal(unsealed)
+    expected = (
+        "weights cannot be read" if name == "model.safetensors" else "the file model.safetensors is missing"
+    )
+    assert expected in told
+    assert not mark.exists()
+
+
+# saving
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_writer_that_fails_half_way_leaves_the_old_folder_whole(sealed, error) -> None:
+    before = {path.name: path.read_bytes() for path in sealed.iterdir()}
+
+    def fail(draft: Path) -> None:
+        (draft / "config.json").write_text("{}")
+        raise error("half-way")
+
+    with pytest.raises(error, match="half-way"):
+        save_whole(sealed, fail)
+    assert {path.name: path.read_bytes() for path in sealed.iterdir()} == before
+    assert [path.name for path in sealed.parent.iterdir()] == ["model"]
+    load_model(sealed)
+
+
+def test_saving_replaces_the_old_folder_and_leaves_nothing_beside_it(tmp_path) -> None:
+    folder = tmp_path / "deep" / "model"
+    (tmp_path / "deep" / "model.part").mkdir(parents=True)
+    (tmp_path / "deep" / "model.part" / "leftover").touch()
+    for name in ("first", "second"):
+        save_whole(folder, lambda draft, name=name: (draft / name).write_text(name))
+        assert {path.name for path in folder.iterdir()} == {name, "seal.json"}
+        assert [path.name for path in folder.parent.iterdir()] == ["model"]
+        assert is_sealed(folder)
+        verify(folder)
+
+
+def test_a_folder_without_a_model_file_that_was_sealed_verifies_in_its_subfolders_too(tmp_path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").write_text("a")
+    seal(tmp_path)
+    verify(tmp_path)
+    (tmp_path / "inner" / "file").write_text("b")
+    with pytest.raises(InputError, match="inner/file: its content was changed after saving"):
+        verify(tmp_path)
+
+
+def test_a_file_added_after_sealing_does_no_harm(sealed) -> None:
+    (sealed / "notes.txt").write_text("mine")
+    verify(sealed)
+
+
+def test_sealing_again_takes_the_new_content(sealed) -> None:
+    (sealed / "config.json").write_text("{}")
+    seal(sealed)
+    verify(sealed)
+
+
+def test_checkpoints_are_counted_by_number_and_only_whole_ones(tmp_path) -> None:
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.part", "checkpoint-best", "other-3"):
+        (tmp_path / name).mkdir()
+        seal(tmp_path / name)
+    (tmp_path / "checkpoint-12").mkdir()
+    assert [path.name for path in sealed_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
+    assert sealed_checkpoints(tmp_path / "nowhere") == []
+
+
+# averages
+
+
+def test_averaged_weights_are_the_mean(tmp_path) -> None:
+    folders = [tmp_path / str(i) for i in range(3)]
+    models = [small_model(seed) for seed in range(3)]
+    for model, folder in zip(models, folders, strict=True):
+        model.save_pretrained(folder)
+    averaged = average_weights(folders)
+    assert set(averaged) == {name for name, _ in models[0].named_parameters()}
+    for name, weight in averaged.items():
+        assert weight.dtype == torch.float32
+        true = torch.stack([model.get_parameter(name).double() for model in models]).mean(0)
+        torch.testing.assert_close(weight.double(), true, atol=1e-7, rtol=1e-6)
+
+
+def test_the_average_of_one_is_itself_and_its_weights_load(whole, unsealed) -> None:
+    averaged = average_weights([whole])
+    for name, weight in load_file(whole / "model.safetensors").items():
+        assert torch.equal(averaged[name], weight)
+    write_weights(averaged, unsealed)
+    load_model(unsealed)
+
+
+def test_models_with_different_weights_are_not_averaged(tmp_path) -> None:
+    for i, weights in enumerate(({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)})):
+        (tmp_path / str(i)).mkdir()
+        save_file(weights, tmp_path / str(i) / "model.safetensors")
+    with pytest.raises(ValueError, match=r"must hold the same weights; .*1 differs in b\.$"):
+        average_weights([tmp_path / "0", tmp_path / "1"])

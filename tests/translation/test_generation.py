@@ -1,0 +1,248 @@
+"""Translating text: order, batches, n-best, prefixes, sampling; the model has learned to copy."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from relpos.translation.batching import PairCollator
+from relpos.translation.config import RelposConfig
+from relpos.translation.errors import InputError
+from relpos.translation.generation import Search, Translator
+from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.tokenizer import train_tokenizer
+
+WORDS = ["red", "green", "blue", "one", "two", "three", "cat", "dog"]
+
+
+def sentences(count: int, longest: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def copier() -> Translator:
+    """A translator that has learned for a few seconds to copy up to six words."""
+    texts = sentences(400, 6, seed=1)
+    tokenizer = train_tokenizer(texts, 290)
+    torch.manual_seed(0)
+    config = RelposConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_heads=2,
+        d_ff=64,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        relative_max_distance=4,
+    )
+    model = RelposForConditionalGeneration(config).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    ids = tokenizer(texts).input_ids
+    collate = PairCollator(0)
+    for step in range(200):
+        rows = [ids[(step * 32 + i) % len(ids)] for i in range(32)]
+        batch = collate([{"input_ids": row, "labels": row} for row in rows])
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return Translator(model.eval(), tokenizer)
+
+
+def best(translator: Translator, texts: list[str], search: Search | None = None, **options) -> list[str]:
+    return [found[0].text for found in translator.translate(texts, search, **options)]
+
+
+TEXTS = ["", *sentences(12, 6, seed=5), "  \t ", "cat", "dog dog dog dog dog dog dog dog dog"]
+
+
+def test_the_copier_copies(copier) -> None:
+    held_out = sentences(40, 6, seed=9)
+    copied = best(copier, held_out)
+    assert sum(a == b for a, b in zip(copied, held_out, strict=True)) >= 20
+    assert len(set(copied)) > 20
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_hypotheses_come_in_the_order_of_the_texts(copier, beams) -> None:
+    search = Search(beams=beams)
+    alone = [best(copier, [text], search)[0] for text in TEXTS]
+    assert best(copier, TEXTS, search) == alone
+    assert best(copier, TEXTS[::-1], search) == alone[::-1]
+    assert len(set(alone)) > 8
+
+
+def test_empty_and_white_lines_give_one_empty_hypothesis(copier) -> None:
+    for lines in ([""], ["", " ", "\t", "\n", "\u3000", "\u00a0"]):
+        for search in (None, Search(beams=4, n_best=3), Search(sample=True)):
+            for found in copier.translate(lines, search):
+                assert [(hypothesis.text, hypothesis.score) for hypothesis in found] == [("", 0.0)]
+    assert copier.translate([]) == []
+
+
+@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}, {"beams": 4, "n_best": 3}])
+def test_what_else_is_in_the_batch_does_not_matter(copier, search) -> None:
+    found = [copier.translate(TEXTS, Search(**search, tokens_per_batch=budget)) for budget in (1, 64, 4096)]
+    texts = [[[hypothesis.text for hypothesis in row] for row in rows] for rows in found]
+    assert texts[0] == texts[1] == texts[2]
+    for rows in zip(*found, strict=True):
+        for hypotheses in zip(*rows, strict=True):
+            scores = [hypothesis.score for hypothesis in hypotheses]
+            assert scores == pytest.approx([scores[0]] * 3, abs=1e-4)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.5])
+def test_scores_are_log_probabilities_over_length_to_the_penalty(copier, length_penalty) -> None:
+    text = "red green blue"
+    search = Search(beams=4, n_best=4, length_penalty=length_penalty)
+    (found,) = copier.translate([text], search)
+    assert [x.score for x in found] == sorted((x.score for x in found), reverse=True)
+    assert len({x.text for x in found}) > 1
+    source = torch.tensor([copier.tokenizer(text).input_ids])
+    for hypothesis in found:
+        ids = copier.tokenizer(hypothesis.text).input_ids
+        log_probability, seen = 0.0, [1]
+        for token in ids:
+            with torch.no_grad():
+                logits = copier.model(source, decoder_input_ids=torch.tensor([seen])).logits[0, -1]
+            log_probability += logits.double().log_softmax(-1)[token].item()
+            seen.append(token)
+        assert hypothesis.score == pytest.approx(log_probability / len(ids) ** length_penalty, abs=1e-4)
+
+
+def test_a_wider_beam_never_scores_worse_than_greedy_here(copier) -> None:
+    texts = sentences(10, 6, seed=21)
+    greedy, wide = (copier.translate(texts, Search(beams=beams, length_penalty=0.0)) for beams in (1, 6))
+    for (one,), (other,) in zip(greedy, wide, strict=True):
+        assert other.score >= one.score - 1e-4
+
+
+def test_a_prefix_begins_every_hypothesis_and_is_not_scored(copier) -> None:
+    search = Search(beams=4, n_best=2)
+    for found in copier.translate(["red green blue", "cat"], search, prefix="dog dog"):
+        assert all(hypothesis.text.startswith("dog dog") for hypothesis in found)
+    text = "red green blue"
+    (plain,) = copier.translate([text], Search(beams=1, length_penalty=0.0))
+    (forced,) = copier.translate([text], Search(beams=1, length_penalty=0.0), prefix="red green")
+    assert forced[0].text == plain[0].text == text
+    assert forced[0].score > plain[0].score  # fewer words are left to be wrong about
+
+
+def test_a_prefix_after_training_gives_what_the_model_says_when_teacher_forced(copier) -> None:
+    text, prefix = "cat dog red blue", "cat dog"
+    (found,) = copier.translate([text], Search(beams=4), prefix=prefix)
+    given = [1, *copier.tokenizer(prefix).input_ids[:-1]]
+    source = torch.tensor([copier.tokenizer(text).input_ids])
+    with torch.no_grad():
+        out = copier.model.generate(
+            source,
+            decoder_input_ids=torch.tensor([given]),
+            max_new_tokens=20,
+            num_beams=1,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        true = copier.model(source, decoder_input_ids=out.sequences[:, :-1]).logits[0, len(given) - 1 :]
+    torch.testing.assert_close(torch.cat(out.logits), true, atol=1e-4, rtol=1e-4)
+    assert found[0].text == copier.tokenizer.decode(out.sequences[0], skip_special_tokens=True)
+
+
+def test_an_empty_prefix_is_none(copier) -> None:
+    assert copier.translate(TEXTS[:4], prefix="") == copier.translate(TEXTS[:4])
+
+
+def test_sampling_is_reproduced_by_torchs_seed_and_differs_without(copier) -> None:
+    search = Search(sample=True, n_best=3, temperature=2.0)
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        runs.append(copier.translate(TEXTS, search))
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    for found in runs[0]:
+        assert [x.score for x in found] == sorted((x.score for x in found), reverse=True)
+        assert len(found) in (1, 3)
+
+
+def test_a_low_temperature_gives_the_greedy_hypothesis(copier) -> None:
+    texts = sentences(5, 4, seed=2)
+    assert best(copier, texts, Search(sample=True, temperature=1e-4)) == best(copier, texts, Search(beams=1))
+
+
+def test_a_line_far_longer_than_training_is_translated(copier) -> None:
+    long = " ".join(sentences(40, 6, seed=3))
+    (found,) = copier.translate([long], Search(beams=2))
+    assert len(found[0].text) > 0
+    assert found[0].score > -20
+
+
+def test_characters_never_seen_are_translated_into_some_text(copier) -> None:
+    (found,) = copier.translate(["日本 </s> <pad> 😀"], Search(beams=2))
+    assert isinstance(found[0].text, str)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_models_mode_is_restored_and_does_not_matter(copier, training) -> None:
+    expected = best(copier, TEXTS)
+    copier.model.train(training)
+    try:
+        assert best(copier, TEXTS) == expected
+        assert copier.model.training is training
+    finally:
+        copier.model.eval()
+
+
+def test_the_models_mode_is_restored_when_the_search_fails(copier, monkeypatch) -> None:
+    def fail(**_unused) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(copier.model, "generate", fail)
+    copier.model.train()
+    try:
+        with pytest.raises(RuntimeError, match="no memory"):
+            copier.translate(["cat"])
+        assert copier.model.training
+    finally:
+        copier.model.eval()
+
+
+def test_progress_counts_each_text_once(copier) -> None:
+    counts: list[int] = []
+    copier.translate(TEXTS, Search(beams=1, tokens_per_batch=16), progress=counts.append)
+    assert sum(counts) == len(TEXTS)
+    assert len(counts) > 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beams": 0}, "beams must be at least 1; got 0"),
+        ({"n_best": 0}, "n_best must be at least 1; got 0"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch must be at least 1; got 0"),
+        ({"beams": 2, "n_best": 3}, "n_best must be at most beams = 2; got 3"),
+        ({"sample": True, "temperature": 0.0}, "temperature must be over 0; got 0.0"),
+        ({"temperature": -1.0}, "temperature must be over 0; got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be over 0; got nan"),
+        ({"length_penalty": float("nan")}, "length_penalty must be a number; got nan"),
+    ],
+)
+def test_wrong_settings_of_a_search_are_refused(settings, message) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Search(**settings)
+
+
+def test_sampling_may_return_more_than_the_beams() -> None:
+    assert Search(beams=1, n_best=5, sample=True).n_best == 5
+
+
+def test_a_saved_translator_loads_and_says_the_same(copier, tmp_path: Path) -> None:
+    copier.model.save_pretrained(tmp_path / "model")
+    copier.tokenizer.save_pretrained(tmp_path / "model")
+    for folder in (tmp_path, tmp_path / "model", str(tmp_path)):
+        assert Translator.load(folder).translate(TEXTS) == copier.translate(TEXTS)
+    with pytest.raises(InputError, match="no such folder"):
+        Translator.load(tmp_path / "nowhere")
