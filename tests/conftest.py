@@ -1,11 +1,19 @@
-"""What the tests share: fresh memory that holds NaN, and the names of the backends."""
+"""What the tests share: memory that holds NaN, backends, small recipes, one model that learned numbers."""
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from relpos.backends import BACKENDS
+from relpos.translation.recipe import Recipe, check_recipe, write_recipe
+from relpos.translation.training import train
 
 
 @pytest.fixture
@@ -25,3 +33,127 @@ def nan_in_fresh_memory() -> Iterator[None]:
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend, and of the reference, in turn."""
     return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    yield
+    if before is None:
+        del os.environ["HF_HUB_OFFLINE"]
+
+
+def small_values(**training: Any) -> dict[str, Any]:
+    """A recipe that trains in seconds, for tests of training itself; `training` changes that section."""
+    lines = {"shortest": 1, "longest": 3, "largest": 60}
+    return {
+        "data": {
+            "train": [{"numbers": {"lines": 400, **lines, "seed": 1}}],
+            "validation": [{"numbers": {"lines": 20, **lines, "seed": 2, "part": "heldout"}}],
+            "test": [{"numbers": {"lines": 20, **lines, "seed": 3, "part": "heldout"}}],
+        },
+        "tokenizer": {"vocabulary": 320},
+        "model": {
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "num_heads": 2,
+            "d_ff": 32,
+            "relative_max_distance": 4,
+        },
+        "training": {
+            "updates": 8,
+            "tokens_per_batch": 512,
+            "warmup": 10,
+            "log_every": 1,
+            "evaluate_every": 4,
+            "validation_pairs": 4,
+            **training,
+        },
+    }
+
+
+@pytest.fixture
+def small_recipe() -> Callable[..., Recipe]:
+    """Make the small recipe, with changes to its section `training`."""
+    return lambda **training: check_recipe(small_values(**training), "small")
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> Callable[..., Path]:
+    """Write the small recipe, with changes to its section `training`, and return its path."""
+
+    def write(**training: Any) -> Path:
+        path = tmp_path / "small.yaml"
+        write_recipe(check_recipe(small_values(**training), "small"), path)
+        return path
+
+    return write
+
+
+def read_metrics(run: Path, name: str) -> dict[int, float]:
+    """Every logged value of `name` by its update."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+@pytest.fixture
+def metrics() -> Callable[[Path, str], dict[int, float]]:
+    """Read logged values of a run."""
+    return read_metrics
+
+
+@pytest.fixture
+def command() -> Callable[..., subprocess.Popen]:
+    """Start `relpos` in a process of its own."""
+
+    def start(*arguments: object, before: str = "", **options: Any) -> subprocess.Popen:
+        code = f"{before}\nimport sys\nfrom relpos.cli import run\nsys.exit(run(sys.argv[1:]))"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            **options,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def numbers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that learned lines of one to three numbers below a hundred."""
+    lines = {"shortest": 1, "longest": 3, "largest": 99}
+    values = small_values()
+    values["data"] = {
+        "train": [{"numbers": {"lines": 8000, **lines, "seed": 1}}],
+        "validation": [{"numbers": {"lines": 200, **lines, "seed": 2, "part": "heldout"}}],
+        "test": [{"numbers": {"lines": 300, **lines, "seed": 3, "part": "heldout"}}],
+    }
+    values["model"] = {
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "num_heads": 4,
+        "d_ff": 128,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "relative_max_distance": 8,
+    }
+    values["training"] = {
+        "updates": 1200,
+        "tokens_per_batch": 1024,
+        "warmup": 200,
+        "label_smoothing": 0.0,
+        "evaluate_every": 200,
+        "log_every": 100,
+        "validation_pairs": 200,
+        "best": "chrf",
+        "patience": 3,
+    }
+    run = tmp_path_factory.mktemp("numbers") / "run"
+    train(check_recipe(values, "numbers"), run)
+    return run

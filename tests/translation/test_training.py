@@ -208,7 +208,7 @@ def test_average_of_checkpoints_is_kept_only_if_it_is_no_worse(
 
 def test_run_in_use_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     train(small_recipe(updates=4), tmp_path / "run")
-    with pytest.raises(InputError, match="holds a run already. Add --resume"):
+    with pytest.raises(InputError, match=r"holds a run already\. Add --resume"):
         train(small_recipe(updates=4), tmp_path / "run")
 
 

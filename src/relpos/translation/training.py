@@ -216,8 +216,8 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
         sign = -1 if recipe.training.best == "loss" else 1
         is_better = single is None or sign * averaged_value >= sign * single
         report(
-            f"{recipe.training.best} of the average of {len(recent)} checkpoints {averaged_value:.3f}, of the "
-            f"best single one {math.nan if single is None else single:.3f}; kept: "
+            f"{recipe.training.best} of the average of {len(recent)} checkpoints {averaged_value:.3f}, "
+            f"of the best single one {math.nan if single is None else single:.3f}; kept: "
             + ("the average" if is_better else "the single one")
         )
         if is_better and trainer.is_world_process_zero():
