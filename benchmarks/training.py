@@ -174,12 +174,15 @@ def _trainer(
     settings = TrainingSettings(tokens_per_batch=tokens)
     trainer = RelposTrainer(model, arguments, rows, rows, tokenizer, settings, out / "metrics.jsonl", [])
     trainer.create_optimizer_and_scheduler(1000)
+    trainer.model_wrapped = trainer.accelerator.prepare(trainer.model)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model_wrapped.train()
     return trainer
 
 
 def _step(trainer: RelposTrainer, batch: dict[str, torch.Tensor]) -> float:
     started = time.perf_counter()
-    trainer.training_step(trainer.model, batch)
+    trainer.training_step(trainer.model_wrapped, batch, num_items_in_batch=(batch["labels"] != -100).sum())
     trainer.optimizer.step()
     trainer.model.zero_grad()
     return time.perf_counter() - started

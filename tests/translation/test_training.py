@@ -1,6 +1,8 @@
 """Training: resuming, stopping, several processes, a full disk; all on a recipe of seconds."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
+from relpos.translation.checkpoints import average_weights, is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.generation import Translator
 from relpos.translation.recipe import Recipe
@@ -53,6 +57,14 @@ def test_resumed_run_has_the_very_losses_of_an_unbroken_one(
     assert metrics(broken, "eval_loss") == metrics(whole, "eval_loss")
     seconds = list(metrics(broken, "seconds").values())
     assert seconds == sorted(seconds)
+
+
+def test_validating_more_often_changes_no_loss(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    train(small_recipe(updates=8, evaluate_every=2), tmp_path / "often")
+    train(small_recipe(updates=8, evaluate_every=8), tmp_path / "seldom")
+    assert metrics(tmp_path / "often", "loss") == metrics(tmp_path / "seldom", "loss")
 
 
 def test_killed_run_goes_on_with_the_very_same_losses(
@@ -196,14 +208,98 @@ def test_time_limit_stops_with_a_validation(
     assert max(losses) in metrics(tmp_path / "run", "eval_loss")
 
 
+@pytest.mark.parametrize("scale", [1.0, 200.0])
 def test_average_of_checkpoints_is_kept_only_if_it_is_no_worse(
-    small_recipe: Callable[..., Recipe], tmp_path: Path
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics, scale: float
 ) -> None:
+    run = tmp_path / "run"
+    train(small_recipe(updates=12, average=3, best="loss", warmup=4, learning_rate_scale=scale), run)
+    last_three = sealed_checkpoints(run / "checkpoints")[-3:]
+    # the last validation is that of the average, logged at the last update
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    *single, of_average = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    saved = load_file(run / "model" / "model.safetensors")
+    if of_average <= min(single):
+        expected = average_weights(last_three)
+    else:
+        best = (single.index(min(single)) + 1) * 4
+        expected = load_file(run / "checkpoints" / f"checkpoint-{best}" / "model.safetensors")
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], expected[name]) for name in saved)
+
+
+def test_resuming_a_finished_run_changes_nothing(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    run, recipe = tmp_path / "run", small_recipe(updates=6, average=2)
+    train(recipe, run)
+    weights, losses = (run / "model" / "model.safetensors").read_bytes(), metrics(run, "loss")
+    # as after a kill before the model was saved
+    shutil.rmtree(run / "model")
     lines: list[str] = []
-    train(small_recipe(updates=12, average=3, best="loss"), tmp_path / "run", report=lines.append)
-    (line,) = [line for line in lines if "average of 3 checkpoints" in line]
-    average, single = (float(word.rstrip(",;")) for word in line.split() if word[0].isdigit() and "." in word)
-    assert line.endswith("the average" if average <= single else "the single one")
+    train(recipe, run, resume=True, report=lines.append)
+    assert any("finished before" in line for line in lines)
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+    assert metrics(run, "loss") == losses
+
+
+def test_patience_counts_on_after_resuming(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    settings = {"warmup": 4, "learning_rate_scale": 200.0, "best": "loss", "patience": 4}
+    train(small_recipe(updates=400, **settings), tmp_path / "unbroken")
+    last = max(metrics(tmp_path / "unbroken", "eval_loss"))
+    assert 8 < last < 400
+    train(small_recipe(updates=last - 4, **settings), tmp_path / "broken")
+    train(small_recipe(updates=400, **settings), tmp_path / "broken", resume=True)
+    assert max(metrics(tmp_path / "broken", "eval_loss")) == last
+
+
+def test_damaged_checkpoint_is_passed_over_for_the_one_before(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    run = tmp_path / "run"
+    train(small_recipe(updates=8), run)
+    with (run / "checkpoints" / "checkpoint-8" / "optimizer.pt").open("r+b") as file:
+        file.truncate(100)
+    lines: list[str] = []
+    train(small_recipe(updates=12), run, resume=True, report=lines.append)
+    assert any("passed over" in line and "cut short" in line for line in lines)
+    assert any("resuming from checkpoint-4" in line for line in lines)
+    train(small_recipe(updates=12), tmp_path / "unbroken")
+    assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
+
+
+def test_recipe_survives_a_full_disk_while_resuming(
+    small_file: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen]
+) -> None:
+    run = tmp_path / "run"
+    process = command("train", small_file(updates=4), "--out", run)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+    process = command("train", small_file(updates=6), "--out", run, "--resume", before=limit)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, errors
+    assert "Traceback" not in errors
+    process = command("train", small_file(updates=6), "--out", run, "--resume")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+
+
+def test_unfinished_checkpoint_is_no_model(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    train(small_recipe(updates=4), tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-4"
+    assert Translator.load(checkpoint).translate(["one"])
+    (checkpoint / "seal.json").unlink()
+    with pytest.raises(InputError, match="did not come to its end"):
+        Translator.load(checkpoint)
+
+
+def test_resuming_with_other_batches_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    train(small_recipe(updates=4), tmp_path / "run")
+    with pytest.raises(InputError, match=r"begun with another training\.tokens_per_batch"):
+        train(small_recipe(updates=8, tokens_per_batch=600), tmp_path / "run", resume=True)
 
 
 def test_run_in_use_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -221,7 +317,7 @@ def test_resuming_with_another_model_is_refused(small_recipe: Callable[..., Reci
     recipe = small_recipe(updates=4)
     train(recipe, tmp_path / "run")
     other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": 64})})
-    with pytest.raises(InputError, match="was trained with another model section"):
+    with pytest.raises(InputError, match="begun with another model than"):
         train(other, tmp_path / "run", resume=True)
 
 

@@ -6,7 +6,6 @@ changed afterwards is never taken for a whole one. Weights are safetensors; noth
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError
+from relpos.translation.files import write_text_whole
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.tokenizer import load_tokenizer
 
@@ -32,12 +32,7 @@ def seal(folder: Path) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != _SEAL
     }
-    draft = folder / f"{_SEAL}.part"
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump({"format": 1, "files": sums}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / _SEAL)
+    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "files": sums}, indent=1))
 
 
 def is_sealed(folder: Path) -> bool:
@@ -105,6 +100,8 @@ def find_model(folder: Path) -> Path:
             kind = _model_type(config)
             if kind != "relpos":
                 raise InputError(f"{place}: not a relpos model, its model_type is {kind!r}.")
+            if place.name.startswith("checkpoint-") and not is_sealed(place):
+                raise InputError(f"{place}: saving this checkpoint did not come to its end. Take another.")
             return place
     if (folder / "checkpoints").is_dir():
         names = [path.name for path in sealed_checkpoints(folder / "checkpoints")]

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.corpora import Source, clean, read_corpora, split
 from relpos.translation.errors import InputError
+from relpos.translation.files import write_text_whole
 from relpos.translation.recipe import DataSettings, Recipe
 from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
 
@@ -42,7 +43,7 @@ def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepare
         tokenizer = load_tokenizer(folder)
     else:
         report(f"learning {recipe.tokenizer.vocabulary:,} subwords")
-        tokenizer = train_tokenizer(_texts(parts["train"]), recipe.tokenizer.vocabulary)
+        tokenizer = train_tokenizer(_Texts(parts["train"]), recipe.tokenizer.vocabulary)
         _save_tokenizer(tokenizer, folder)
     train = _encode(parts["train"], tokenizer, recipe.training.max_length)
     summary["too_long"] = len(parts["train"]) - len(train)
@@ -51,7 +52,7 @@ def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepare
             f"no training pair has at most training.max_length = {recipe.training.max_length} subwords."
         )
     summary["tokens"] = {"source": _count(train, "input_ids"), "target": _count(train, "labels")}
-    (run / "data.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_text_whole(run / "data.json", json.dumps(summary, indent=1, ensure_ascii=False))
     report(
         f"{len(train):,} pairs to learn from ({summary['too_long']:,} longer ones left out), "
         f"{len(parts['validation']):,} to validate, {len(parts['test']):,} to test"
@@ -140,10 +141,16 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     os.replace(draft, folder)
 
 
-def _texts(pairs: datasets.Dataset) -> Iterator[str]:
-    for batch in pairs.iter(1000):
-        yield from batch["source"]
-        yield from batch["target"]
+class _Texts:
+    """Both sides of all pairs, one after the other, as often as asked for; nothing is held in memory."""
+
+    def __init__(self, pairs: datasets.Dataset) -> None:
+        self.pairs = pairs
+
+    def __iter__(self) -> Iterator[str]:
+        for batch in self.pairs.iter(1000):
+            yield from batch["source"]
+            yield from batch["target"]
 
 
 def _count(rows: datasets.Dataset, column: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import (
-    EarlyStoppingCallback,
     PreTrainedTokenizerFast,
     PrinterCallback,
     ProgressCallback,
@@ -31,6 +31,7 @@ from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
+from relpos.translation.runs import mark_finished
 
 
 class RelposTrainer(Seq2SeqTrainer):
@@ -68,14 +69,13 @@ class RelposTrainer(Seq2SeqTrainer):
             data_collator=PairCollator(tokenizer.pad_token_id),
         )
         self.settings = settings
+        self._stopped = stopped
         self._collate = PairCollator(tokenizer.pad_token_id)
         self._seconds_before = 0.0
         self._tokens = 0
         self._started = self._ticked = time.perf_counter()
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        if settings.patience is not None:
-            self.add_callback(EarlyStoppingCallback(early_stopping_patience=settings.patience))
         self.add_callback(_Progress(self, metrics))
         self.add_callback(_Stop(self, stopped))
         if self.is_world_process_zero():
@@ -88,10 +88,16 @@ class RelposTrainer(Seq2SeqTrainer):
         """Time spent training, validation included, over all resumptions of the run."""
         return self._seconds_before + time.perf_counter() - self._started
 
-    def start_clock(self, history: list[dict[str, float]]) -> None:
-        """Begin to count seconds, after those that `history` tells of."""
+    def start_clock(self) -> None:
+        """Begin to count seconds where an earlier session ended."""
         self._started = self._ticked = time.perf_counter()
+        history = self.state.log_history
         self._seconds_before = max((line["seconds"] for line in history if "seconds" in line), default=0.0)
+
+    def recall(self, checkpoint: Path) -> None:
+        """Take over the state in `checkpoint`, where training ended before."""
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.start_clock()
 
     def get_train_dataloader(self) -> EpochLoader:
         """Batches of this process, reshuffled each epoch."""
@@ -107,7 +113,11 @@ class RelposTrainer(Seq2SeqTrainer):
             num_processes=self.args.world_size,
         )
         columns = rows.select_columns(["input_ids", "labels"])
-        return EpochLoader(columns, batch_sampler=batches, collate_fn=self._collate)
+        # a generator of its own, since a loader would draw a number from torch's: a validation must not
+        # change the dropout of the updates behind it
+        return EpochLoader(
+            columns, batch_sampler=batches, collate_fn=self._collate, generator=torch.Generator()
+        )
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """One forward and backward pass; counts target tokens."""
@@ -177,7 +187,11 @@ class RelposTrainer(Seq2SeqTrainer):
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(model, trial)
+            # every process writes its random state into the folder
+            self.accelerator.wait_for_everyone()
             if self.args.should_save:
+                if self.control.should_training_stop and not self._stopped:
+                    mark_finished(folder)
                 seal(folder)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
@@ -199,7 +213,7 @@ class _Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
     ) -> None:
         """Start the clock and open the bar."""
-        self.trainer.start_clock(state.log_history)
+        self.trainer.start_clock()
         if state.is_world_process_zero:
             self.bar = tqdm(
                 total=state.max_steps,
@@ -226,13 +240,11 @@ class _Progress(TrainerCallback):
         **_unused: Any,
     ) -> None:
         """Write one line for a program and one for a person."""
-        if not state.is_world_process_zero or not logs:
+        if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-        line = _line(state.global_step, logs)
-        if line:
-            tqdm.write(line, file=sys.stderr)
+        tqdm.write(_line(state.global_step, logs), file=sys.stderr)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
@@ -243,7 +255,10 @@ class _Progress(TrainerCallback):
 
 
 class _Stop(TrainerCallback):
-    """Stop after a step: with a last validation when time or updates are over, without on a signal."""
+    """Stop after a step: with a last validation when time or updates are over, without on a signal.
+
+    And after a validation, when `patience` of them have brought nothing better.
+    """
 
     def __init__(self, trainer: RelposTrainer, stopped: list[int]) -> None:
         self.trainer, self.stopped = trainer, stopped
@@ -251,26 +266,48 @@ class _Stop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
     ) -> None:
-        """Ask the trainer to stop if it is time."""
+        """Ask the trainer to stop if it is time; all processes alike."""
         limit = self.trainer.settings.minutes
         is_over = limit is not None and self.trainer.seconds >= 60 * limit
-        if self.stopped:
+        is_stopped = bool(self.stopped)
+        if args.world_size > 1:
+            votes = torch.tensor([is_over, is_stopped], dtype=torch.float32, device=args.device)
+            is_over, is_stopped = (self.trainer.accelerator.reduce(votes) > 0).tolist()
+            if is_stopped and not self.stopped:
+                self.stopped.append(signal.SIGTERM)
+        if is_stopped:
             control.should_evaluate = False
             control.should_save = control.should_training_stop = True
         elif is_over or state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = control.should_training_stop = True
 
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **_unused: Any,
+    ) -> None:
+        """Ask the trainer to stop if it has waited long enough, by the history that resuming keeps."""
+        assert metrics is not None
+        settings = self.trainer.settings
+        value, best = metrics[f"eval_{settings.best}"], state.best_metric
+        is_better = best is None or (value > best if args.greater_is_better else value < best)
+        last_best = state.best_global_step or 0
+        waited = sum("eval_loss" in line and line["step"] > last_best for line in state.log_history)
+        if settings.patience is not None and not is_better and waited >= settings.patience:
+            control.should_training_stop = True
 
-def _line(step: int, logs: dict[str, float]) -> str | None:
-    """What a person reads of a logged line; None for transformers' closing summary."""
+
+def _line(step: int, logs: dict[str, float]) -> str:
+    """What a person reads of a logged line."""
     if "eval_loss" in logs:
         return (
             f"update {step:>6,}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
             f"chrF {logs['eval_chrf']:.2f}  exact {logs['eval_exact']:.1%}"
         )
-    if "loss" in logs:
-        return (
-            f"update {step:>6,}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
-            f"{logs['target_tokens_per_second']:,.0f} target tokens/s"
-        )
-    return None
+    return (
+        f"update {step:>6,}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
+        f"{logs['target_tokens_per_second']:,.0f} target tokens/s"
+    )

@@ -1,6 +1,5 @@
 """Training runs: a recipe becomes a folder with a model in it; what was begun can be resumed."""
 
-import json
 import math
 import os
 import shutil
@@ -21,14 +20,14 @@ from relpos.translation.checkpoints import (
     is_sealed,
     save_whole,
     sealed_checkpoints,
-    verify,
     write_weights,
 )
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError, Interrupted
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
-from relpos.translation.recipe import Recipe, load_recipe, write_recipe
+from relpos.translation.recipe import Recipe, write_recipe
+from relpos.translation.runs import OpenRun, begin_run, resume_run
 from relpos.translation.trainer import RelposTrainer
 
 
@@ -57,8 +56,11 @@ def train(
 
 def _train(recipe: Recipe, run: Path, resume: bool, report: Callable[[str], None]) -> Path:
     processes = PartialState(cpu=not torch.accelerator.is_available())
-    opened = [_open_run(recipe, run, resume) if processes.is_main_process else None]
-    checkpoint = broadcast_object_list(opened)[0]
+    opened: list[OpenRun | None] = [None]
+    if processes.is_main_process:
+        opened = [resume_run(recipe, run, report) if resume else begin_run(recipe, run)]
+    open_run = broadcast_object_list(opened)[0]
+    checkpoint = open_run.checkpoint
     set_seed(recipe.training.seed)
     with processes.main_process_first():
         prepared = prepare(recipe, run, report)
@@ -66,9 +68,13 @@ def _train(recipe: Recipe, run: Path, resume: bool, report: Callable[[str], None
     report(f"{model.num_parameters():,} weights")
     with _noted_signals() as stopped:
         trainer = _make_trainer(recipe, prepared, model, run, stopped)
-        if checkpoint is not None:
-            report(f"resuming from {checkpoint.name}")
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if open_run.is_finished:
+            report(f"training was finished before, at {checkpoint.name}")
+            trainer.recall(checkpoint)
+        else:
+            if checkpoint is not None:
+                report(f"resuming from {checkpoint.name}")
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if stopped:
         last = sealed_checkpoints(run / "checkpoints")
         raise Interrupted(stopped[0], last[-1] if last else None)
@@ -160,46 +166,6 @@ def _noted_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _open_run(recipe: Recipe, run: Path, resume: bool) -> Path | None:
-    """Make `run` ready; the checkpoint to go on from, if any."""
-    checkpoints, written = run / "checkpoints", run / "recipe.yaml"
-    if not resume:
-        if written.exists() or (run / "model").exists():
-            raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
-        try:
-            run.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{run}: cannot be made ({error.strerror}). Choose another --out.") from error
-        write_recipe(recipe, written)
-        return None
-    if not written.is_file():
-        raise InputError(f"{run} holds no run to resume. Leave --resume out to begin one.")
-    before = load_recipe(str(written))
-    for section in ("data", "tokenizer", "model"):
-        if getattr(before, section) != getattr(recipe, section):
-            raise InputError(
-                f"{run} was trained with another {section} section than this recipe has. "
-                f"Resume with {written}, or choose another --out."
-            )
-    write_recipe(recipe, written)
-    for folder in checkpoints.glob("checkpoint-*"):
-        if not is_sealed(folder):
-            shutil.rmtree(folder)
-    whole = sealed_checkpoints(checkpoints)
-    if whole:
-        verify(whole[-1])
-    _cut_metrics(run / "metrics.jsonl", int(whole[-1].name.rpartition("-")[2]) if whole else 0)
-    return whole[-1] if whole else None
-
-
-def _cut_metrics(file: Path, last_step: int) -> None:
-    """Forget the lines of updates that will be made again."""
-    if file.is_file():
-        lines = file.read_text("utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
-        file.write_text("".join(kept), encoding="utf-8")
-
-
 def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[[str], None]) -> Path:
     """Choose the best weights and save them as the model of the run."""
     best = _best_checkpoint(trainer, run)
@@ -210,7 +176,7 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
     recent = sealed_checkpoints(run / "checkpoints")[-recipe.training.average :]
     if recipe.training.average > 1 and len(recent) > 1:
         averaged = average_weights(recent)
-        trainer.model.load_state_dict(averaged, strict=False)
+        _load(averaged, trainer.model)
         metrics = trainer.evaluate()
         averaged_value, single = metrics[f"eval_{recipe.training.best}"], trainer.state.best_metric
         sign = -1 if recipe.training.best == "loss" else 1
@@ -229,6 +195,13 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
             save_whole(folder, write)
         trainer.accelerator.wait_for_everyone()
     return folder
+
+
+def _load(weights: dict[str, torch.Tensor], model: RelposForConditionalGeneration) -> None:
+    """Put `weights` into `model`; tied weights come once."""
+    result = model.load_state_dict(weights, strict=False)
+    assert not result.unexpected_keys
+    assert set(result.missing_keys) <= set(model.all_tied_weights_keys)
 
 
 def _best_checkpoint(trainer: RelposTrainer, run: Path) -> Path:

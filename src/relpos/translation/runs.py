@@ -1,0 +1,113 @@
+"""The folder of a run: begun once, resumed only as what it was, from its newest whole checkpoint."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
+from relpos.translation.errors import InputError
+from relpos.translation.files import write_text_whole
+from relpos.translation.recipe import Recipe, load_recipe, write_recipe
+
+_FINISHED = "finished"
+_SAME_SECTIONS = ("data", "tokenizer", "model")
+# with other values of these the updates that were made would not be those of this recipe
+_SAME_TRAINING = ("seed", "tokens_per_batch", "accumulation", "max_length", "precision")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train."""
+
+    checkpoint: Path | None
+    is_finished: bool
+
+
+def begin_run(recipe: Recipe, run: Path) -> OpenRun:
+    """Make the folder of a new run.
+
+    Raises:
+        InputError: the folder holds a run already, or cannot be made.
+    """
+    if (run / "recipe.yaml").exists() or (run / "model").exists():
+        raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{run}: cannot be made ({error.strerror}). Choose another --out.") from error
+    write_recipe(recipe, run / "recipe.yaml")
+    return OpenRun(None, is_finished=False)
+
+
+def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> OpenRun:
+    """Find where to go on in `run`; what was not finished there is removed.
+
+    A checkpoint that was damaged is passed over, and the one before it is taken.
+
+    Raises:
+        InputError: there is no run, it is another one, or every checkpoint is damaged.
+    """
+    written = run / "recipe.yaml"
+    if not written.is_file():
+        raise InputError(f"{run} holds no run to resume. Leave --resume out to begin one.")
+    before = load_recipe(str(written))
+    _check_same(before, recipe, run)
+    if before != recipe:
+        write_recipe(recipe, written)
+    for folder in (run / "checkpoints").glob("checkpoint-*"):
+        if not is_sealed(folder):
+            shutil.rmtree(folder)
+    checkpoint = _newest_undamaged(sealed_checkpoints(run / "checkpoints"), report)
+    _cut_metrics(run / "metrics.jsonl", 0 if checkpoint is None else updates_of(checkpoint))
+    is_finished = checkpoint is not None and (checkpoint / _FINISHED).exists() and before == recipe
+    return OpenRun(checkpoint, is_finished)
+
+
+def mark_finished(checkpoint: Path) -> None:
+    """Note in a checkpoint, before it is sealed, that training came to its end with it."""
+    (checkpoint / _FINISHED).touch()
+
+
+def updates_of(checkpoint: Path) -> int:
+    """Updates that were made when `checkpoint` was saved."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _check_same(before: Recipe, recipe: Recipe, run: Path) -> None:
+    differing = [name for name in _SAME_SECTIONS if getattr(before, name) != getattr(recipe, name)]
+    differing += [
+        f"training.{name}"
+        for name in _SAME_TRAINING
+        if getattr(before.training, name) != getattr(recipe.training, name)
+    ]
+    if differing:
+        raise InputError(
+            f"{run} was begun with another {differing[0]} than this recipe has. "
+            f"Resume with {run / 'recipe.yaml'}, or choose another --out."
+        )
+
+
+def _newest_undamaged(checkpoints: list[Path], report: Callable[[str], None]) -> Path | None:
+    faults = []
+    for checkpoint in reversed(checkpoints):
+        try:
+            verify(checkpoint)
+        except InputError as error:
+            faults.append(str(error))
+            report(f"passed over: {error}")
+        else:
+            return checkpoint
+    if faults:
+        raise InputError(f"every checkpoint is damaged: {faults[0]}")
+    return None
+
+
+def _cut_metrics(file: Path, last_step: int) -> None:
+    """Forget the lines of updates that will be made again, and a line cut short by a kill."""
+    if file.is_file():
+        lines = file.read_text("utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
+        if kept != lines:
+            write_text_whole(file, "".join(kept))
