@@ -48,6 +48,33 @@ def label_table(
     return clip_distance(distances(num_queries, num_keys, query_start, device), left, right)
 
 
+def two_sides(
+    max_distance: int | tuple[int, int] | None, name: str = "max_distance"
+) -> tuple[int, int] | None:
+    """(left, right) of k, or of (left, right), or None.
+
+    Args:
+        name: what an error calls max_distance.
+    Raises:
+        TypeError: max_distance is neither. ValueError: negative.
+    """
+    if max_distance is None:
+        return None
+    sides = tuple(max_distance) if isinstance(max_distance, (tuple, list)) else (max_distance, max_distance)
+    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, INT_TYPES) for side in sides):
+        raise TypeError(
+            f"{name} must be None, an integer k, or two integers (left, right); got {max_distance!r}. "
+            "Give one of these."
+        )
+    left, right = sides
+    if left < 0 or right < 0:
+        raise ValueError(
+            f"{name} must be at least 0; got {max_distance!r}. "
+            "It counts tokens: left before the query, right after it."
+        )
+    return left, right
+
+
 def resolve_max_distance(
     max_distance: int | tuple[int, int] | None, rel_k_labels: int | None, rel_v_labels: int | None
 ) -> tuple[int, int]:
@@ -60,7 +87,7 @@ def resolve_max_distance(
     Raises:
         TypeError: max_distance is neither. ValueError: negative, or not what the tables have.
     """
-    sides = _sides(max_distance)
+    sides = two_sides(max_distance)
     for name, labels in (("rel_k", rel_k_labels), ("rel_v", rel_v_labels)):
         if labels is None:
             continue
@@ -83,21 +110,3 @@ def resolve_max_distance(
             )
     # without a table no row is ever asked for
     return (0, 0) if sides is None else sides
-
-
-def _sides(max_distance: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if max_distance is None:
-        return None
-    sides = tuple(max_distance) if isinstance(max_distance, (tuple, list)) else (max_distance, max_distance)
-    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, INT_TYPES) for side in sides):
-        raise TypeError(
-            f"max_distance must be None, an integer k, or two integers (left, right); got {max_distance!r}. "
-            "Give one of these."
-        )
-    left, right = sides
-    if left < 0 or right < 0:
-        raise ValueError(
-            f"max_distance must be at least 0; got {max_distance!r}. "
-            "It counts tokens: left before the query, right after it."
-        )
-    return left, right

@@ -114,6 +114,39 @@ def test_what_keys_beyond_the_length_hold_changes_nothing(
 
 
 @backends
+@pytest.mark.parametrize("large", ["query", "scale", "grad_out", "grad_lse"])
+@pytest.mark.parametrize("held", [1e8, 1e19, math.nan])
+def test_keys_beyond_the_length_change_nothing_beside_large_numbers(
+    backend: str, large: str, held: float
+) -> None:
+    arguments = detached(make(case("length 17")), torch.float32) | {"key_lengths": torch.tensor([11])}
+    with torch.no_grad():
+        if large == "query":
+            arguments["query"].mul_(1e31)
+            arguments["key"].mul_(1e-31)
+        arguments["rel_k"].mul_(0.0)
+    if large == "scale":
+        arguments["scale"] = 1e31
+        with torch.no_grad():
+            arguments["key"].mul_(1e-31)
+    given = detached(arguments)
+    with torch.no_grad():
+        given["key"][:, :, 11:], given["value"][:, :, 11:] = held, held
+    grads = {"grad_out": (1e31, 0.0), "grad_lse": (0.0, 1e31)}.get(large, (1.0, 0.0))
+    outcomes = []
+    for name, x in ((backend, given), ("reference", arguments)):
+        out, lse = attend(name, x)
+        leaves = [x["query"], x["key"], x["value"]]
+        pulled = torch.autograd.grad(
+            [out, lse], leaves, [torch.full_like(y, g) for y, g in zip((out, lse), grads, strict=True)]
+        )
+        outcomes.append((out, lse, *pulled))
+    for found, truth in zip(*outcomes, strict=True):
+        assert truth.isfinite().all()
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4 * truth.abs().max().item())
+
+
+@backends
 def test_a_float_mask_gets_its_gradient(backend: str) -> None:
     arguments = make(case("mask: float inf"))
     arguments["attn_mask"] = arguments["attn_mask"].requires_grad_()

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from conformance.cases import TENSORS, Case, attend, make
 from relpos import relative_attention
@@ -15,17 +17,33 @@ from relpos.backends import BACKENDS
 backends = pytest.mark.parametrize("backend", [x.name for x in BACKENDS])
 
 
-class LargestOutput(TorchDispatchMode):
-    """The number of elements of the largest tensor that an operator returns."""
+class Memory(TorchDispatchMode):
+    """What operators return: the elements of the largest tensor, and the most bytes that lived at once."""
 
-    numel = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = self.peak = 0
+        self._living: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, (tuple, list)) else [out]:
+        for x in tree_leaves(out):
             if isinstance(x, Tensor):
-                self.numel = max(self.numel, x.numel())
+                self.largest = max(self.largest, x.numel())
+                storage = x.untyped_storage()
+                reference = StorageWeakRef(storage)
+                self._living[reference.cdata] = reference, storage.nbytes()
+        self._living = {key: living for key, living in self._living.items() if not living[0].expired()}
+        self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self._living.values()))
         return out
+
+
+def forward_and_backward(backend: str, case: Case) -> Memory:
+    arguments = make(case, torch.float32)
+    with Memory() as memory:
+        out, lse = attend(backend, arguments)
+        torch.autograd.grad(out.sum() + lse.sum(), [arguments[name] for name in TENSORS])
+    return memory
 
 
 @backends
@@ -44,11 +62,43 @@ def test_no_tensor_of_queries_by_keys_by_width_ever_exists(backend: str, is_per_
         is_causal=True,
         key_lengths=(n - 7,),
     )
-    arguments = make(case, torch.float32)
-    with LargestOutput() as largest:
-        out, lse = attend(backend, arguments)
-        torch.autograd.grad(out.sum() + lse.sum(), [arguments[name] for name in TENSORS])
-    assert largest.numel <= case.batch * case.heads * n * n
+    assert forward_and_backward(backend, case).largest <= case.batch * case.heads * n * n
+
+
+def test_memory_counts_what_lives_and_what_autograd_keeps_and_not_what_has_gone() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    with Memory() as memory:
+        for _ in range(5):
+            x.detach() + 1
+    assert memory.peak == 2 * 4000  # x itself, and one sum at a time
+    with Memory() as memory:
+        (x + 1).exp().exp().exp()
+    assert memory.peak == 3 * 4000  # the sum has gone, three powers are kept
+    assert memory.largest == 1000
+
+
+# bytes alive at once, over those of one float32 [query, key]. Of dense it is 7.1 in the backward pass:
+# labels, which are int64 and count twice, logits, weights and the gradients between them.
+PEAKS = {"dense": 8}
+
+
+@backends
+def test_peak_memory_at_4096_tokens_is_a_few_times_queries_by_keys(backend: str) -> None:
+    n = 4096
+    case = Case(
+        "4096 tokens",
+        num_queries=n,
+        batch=1,
+        heads=1,
+        d_k=64,
+        d_v=64,
+        left=16,
+        right=16,
+        key_lengths=(n - 7,),
+    )
+    memory = forward_and_backward(backend, case)
+    assert memory.largest <= n * n
+    assert memory.peak < PEAKS[backend] * n * n * 4
 
 
 def attend_plainly(backend: str, arguments: dict) -> Tensor:

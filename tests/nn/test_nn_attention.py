@@ -1,12 +1,17 @@
 """The attention module against `torch.nn.MultiheadAttention`, against its own laws, and its tables."""
 
 import itertools
+import re
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from relpos.nn import RelativeMultiheadAttention
+from relpos.nn import (
+    RelativeMultiheadAttention,
+    RelativeTransformerDecoderLayer,
+    RelativeTransformerEncoderLayer,
+)
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
@@ -305,14 +310,30 @@ def test_dropout_acts_while_training_only_and_never_on_the_weights_returned() ->
 
 
 @pytest.mark.parametrize("settings", [MODES["both"], MODES["keys"], MODES["values"]])
-def test_cross_attention_with_tables_is_refused(settings) -> None:
-    ours, x, memory = module(**settings), draw(BATCH, 3, WIDTH), draw(BATCH, 4, WIDTH)
-    with pytest.raises(
-        ValueError,
-        match=r"^relative positions belong to self-attention: query and key must be one sequence; got query "
-        r"\[2, 3, 16\], key \[2, 4, 16\]\. Use max_distance=None for cross-attention\.$",
-    ):
-        ours(x, memory, memory)
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("keys", [3, 4])
+def test_cross_attention_with_tables_is_refused(settings, batch_first, keys) -> None:
+    ours, x, memory = module(**settings, batch_first=batch_first), draw(2, 3, WIDTH), draw(2, keys, WIDTH)
+    # three tensors of one shape may still be two sequences
+    for given in ((x, memory, memory), (x, x, memory), (x, memory, x), (x, x.clone(), x)):
+        key, value = (str(list(y.shape)).replace("[", r"\[").replace("]", r"\]") for y in given[1:])
+        with pytest.raises(
+            ValueError,
+            match=r"^relative positions belong to self-attention: query, key and value must be one tensor, "
+            rf"as in attention\(x, x, x\); got different ones, \[2, 3, 16\], {key}, {value}\. "
+            r"Use max_distance=None for cross-attention\.$",
+        ):
+            ours(*given)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_relative_layers_give_their_attention_one_tensor(batch_first) -> None:
+    sizes = {"d_model": WIDTH, "nhead": HEADS, "max_distance": 2, "batch_first": batch_first}
+    x = draw(BATCH, KEYS, WIDTH).float()
+    for norm_first in (True, False):
+        encoder = RelativeTransformerEncoderLayer(**sizes, norm_first=norm_first)
+        decoder = RelativeTransformerDecoderLayer(**sizes, norm_first=norm_first)
+        assert decoder(x, encoder(x)).isfinite().all()
 
 
 @pytest.mark.parametrize(("width", "heads"), [(16, 3), (16, 0), (16, -4), (4, 8)])
@@ -321,10 +342,20 @@ def test_heads_that_do_not_divide_the_width_are_refused(width, heads) -> None:
         RelativeMultiheadAttention(width, heads)
 
 
-@pytest.mark.parametrize(("given", "told"), [(-1, "-1, -1"), ((-1, 2), "-1, 2"), ((2, -1), "2, -1")])
-def test_negative_distances_are_refused(given, told) -> None:
+@pytest.mark.parametrize("given", [-1, (-1, 2), (2, -1)])
+def test_negative_distances_are_refused(given) -> None:
     with pytest.raises(
-        ValueError, match=rf"^max_distance must be at least 0 on both sides; got \({told}\)\.$"
+        ValueError, match=rf"^max_distance must be at least 0; got {re.escape(str(given))}\. It counts tokens"
+    ):
+        module(max_distance=given)
+
+
+@pytest.mark.parametrize("given", [2.5, "2", True, (1,), (1, 2, 3), (1, 2.0)])
+def test_distances_that_are_no_one_or_two_integers_are_refused(given) -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"^max_distance must be None, an integer k, or two integers \(left, right\); "
+        rf"got {re.escape(repr(given))}\.",
     ):
         module(max_distance=given)
 
@@ -334,6 +365,19 @@ def test_inputs_that_are_no_batch_are_refused(shape) -> None:
     x = draw(*shape)
     with pytest.raises(ValueError, match=r"^query, key and value must have 3 dimensions.*unsqueeze"):
         module()(x, x, x)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_projected_heads_are_those_of_the_packed_weights(bias) -> None:
+    ours = module(bias=bias)
+    query, key, value = draw(2, 3, WIDTH), draw(2, KEYS, WIDTH, seed=2), draw(2, KEYS, WIDTH, seed=3)
+    for given in ((query, query, query), (query, key, key), (query, key, value)):
+        biases = [None] * 3 if ours.in_proj_bias is None else ours.in_proj_bias.chunk(3)
+        for found, x, w, b in zip(
+            ours.project(*given), given, ours.in_proj_weight.chunk(3), biases, strict=True
+        ):
+            true = nn.functional.linear(x, w, b).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            torch.testing.assert_close(found, true, atol=1e-12, rtol=1e-12)
 
 
 def test_new_tables_lie_within_xavier_bounds_of_one_head_and_are_not_zero() -> None:

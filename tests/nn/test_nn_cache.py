@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.nn import KeyValueCache, RelativeMultiheadAttention, RelativeTransformerDecoderLayer
+from relpos.nn import (
+    AttentionCache,
+    KeyValueCache,
+    RelativeMultiheadAttention,
+    RelativeTransformerDecoderLayer,
+)
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
@@ -156,8 +161,83 @@ def test_reordered_memory_goes_with_its_rows() -> None:
 
 def test_a_memory_cache_with_tables_is_refused() -> None:
     ours, x = attention(max_distance=2), draw(BATCH, 4, WIDTH)
-    with pytest.raises(ValueError, match="relative positions belong to self-attention"):
+    with pytest.raises(
+        ValueError,
+        match=r"^relative positions belong to self-attention, and a cache with is_memory=True to "
+        r"cross-attention\. Give KeyValueCache\(\), or use max_distance=None\.$",
+    ):
         ours(x, x, x, cache=KeyValueCache(is_memory=True))
+
+
+def test_causal_attention_to_a_cached_memory_is_refused() -> None:
+    ours, step, memory = attention(), draw(BATCH, 2, WIDTH), draw(BATCH, 7, WIDTH, seed=2)
+    cache = KeyValueCache(is_memory=True)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError,
+            match=r"^is_causal cannot be used with a cache of a memory, which does not know where the query "
+            r"stands\. Give attn_mask\.$",
+        ):
+            ours(step, memory, memory, is_causal=True, cache=cache)
+        ours(step, memory, memory, cache=cache)
+
+
+@pytest.mark.parametrize("given", [("cache",), ("memory_cache",), ("cache", "memory_cache")])
+def test_decoder_layer_refuses_a_causal_memory_in_chunks_before_it_fills_a_cache(given) -> None:
+    layer = RelativeTransformerDecoderLayer(WIDTH, HEADS, 24, batch_first=True, max_distance=2).double()
+    caches = {"cache": KeyValueCache(), "memory_cache": KeyValueCache(is_memory=True)}
+    caches = {name: cache for name, cache in caches.items() if name in given}
+    with pytest.raises(
+        ValueError,
+        match=r"^memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
+        r"memory\. Give memory_mask\.$",
+    ):
+        layer(draw(BATCH, 2, WIDTH), draw(BATCH, 7, WIDTH), memory_is_causal=True, **caches)
+    assert all(cache.length == 0 for cache in caches.values())
+
+
+def test_decoder_layer_in_chunks_with_a_causal_memory_mask_equals_one_pass() -> None:
+    torch.manual_seed(0)
+    layer = RelativeTransformerDecoderLayer(
+        WIDTH, HEADS, 24, batch_first=True, max_distance=2, dtype=torch.float64
+    ).eval()
+    tgt, memory = draw(BATCH, LENGTH, WIDTH), draw(BATCH, LENGTH, WIDTH, seed=2)
+    true = layer(tgt, memory, tgt_is_causal=True, memory_is_causal=True)
+    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    caches = {"cache": KeyValueCache(), "memory_cache": KeyValueCache(is_memory=True)}
+    found = [
+        layer(part, memory, memory_mask=rows, tgt_is_causal=True, **caches)
+        for part, rows in zip(tgt.split(3, 1), hidden.split(3), strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(found, 1), true, atol=1e-10, rtol=1e-10)
+
+
+class Lent:
+    """A cache of another kind, that holds no tensors of its own."""
+
+    is_memory = False
+
+    def __init__(self) -> None:
+        self.held = KeyValueCache()
+
+    @property
+    def length(self) -> int:
+        return self.held.length
+
+    def filled_memory(self) -> None:
+        return None
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.held.append(key, value)
+
+
+def test_any_object_with_the_four_members_of_a_cache_serves_as_one() -> None:
+    ours, x = attention(max_distance=2), draw(BATCH, LENGTH, WIDTH)
+    true, _ = ours(x, x, x, need_weights=False, is_causal=True)
+    cache: AttentionCache = Lent()
+    steps = [ours(part, part, part, is_causal=True, cache=cache)[0] for part in x.split(4, 1)]
+    torch.testing.assert_close(torch.cat(steps, 1), true, atol=1e-10, rtol=1e-10)
+    assert cache.length == LENGTH
 
 
 @pytest.mark.parametrize("chunk", [1, 3, LENGTH])

@@ -180,6 +180,104 @@ def test_a_line_far_longer_than_training_is_translated(copier) -> None:
     assert found[0].score > -20
 
 
+def runs_on(translator: Translator, max_positions: int, seed: int = 0) -> Translator:
+    """A translator with so many learned positions, whose model has learned nothing and hardly ever ends."""
+    torch.manual_seed(seed)
+    config = RelposConfig(
+        vocab_size=len(translator.tokenizer),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_heads=2,
+        d_ff=16,
+        absolute_positions="learned",
+        max_positions=max_positions,
+        relative_max_distance=None,
+        tie_word_embeddings=False,
+    )
+    model = RelposForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight[config.eos_token_id].zero_()
+    return Translator(model, translator.tokenizer)
+
+
+SEARCHES = [{"beams": 1}, {"beams": 3, "n_best": 2}, {"sample": True, "n_best": 2}]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("prefix", ["", "dog dog"])
+def test_a_hypothesis_that_runs_on_stops_where_learned_positions_end(copier, search, prefix) -> None:
+    text = "red green blue one two"  # room for 32 new subwords, were it not for the positions
+    length = len(copier.tokenizer(text).input_ids)
+    found = runs_on(copier, length + 3)
+    generate, lengths = found.model.generate, []
+
+    def recorded(**settings):
+        sequences = generate(**settings)
+        lengths.append(sequences.shape[1])
+        return sequences
+
+    found.model.generate = recorded
+    torch.manual_seed(3)
+    ((hypothesis, *_),) = found.translate([text], Search(**search), prefix=prefix)
+    assert hypothesis.score < 0
+    assert lengths == [length + 3 + 1]  # the start, and a token for each position
+
+
+def test_learned_positions_far_away_change_no_limit(copier) -> None:
+    near, far = runs_on(copier, 200), runs_on(copier, 200)
+    far.model.config.max_positions = 10_000  # the table itself is as long as before
+    texts = TEXTS[:4]
+    assert near.translate(texts, Search(beams=2)) == far.translate(texts, Search(beams=2))
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_source_beyond_learned_positions_is_refused_with_its_line_before_any_is_translated(
+    copier, search
+) -> None:
+    done: list[int] = []
+    length = len(copier.tokenizer("cat dog").input_ids)
+    translator = runs_on(copier, length)
+    assert translator.translate(["cat dog"], Search(**search))
+    longer = len(copier.tokenizer("cat dog red").input_ids)
+    with pytest.raises(InputError) as raised:
+        translator.translate(["cat", "", "cat dog red", "cat dog"], Search(**search), progress=done.append)
+    assert str(raised.value) == (
+        f"line 3 ('cat dog red') has {longer} subwords, and this model's learned positions end at {length}; "
+        "split the line, or use a model with relative or sinusoidal positions."
+    )
+    assert done == []
+
+
+def test_only_the_beginning_of_a_long_line_is_named(copier) -> None:
+    text = "cat " * 100
+    with pytest.raises(
+        InputError, match=r"^line 1 \('cat cat cat cat cat cat cat cat cat cat \.\.\.'\) has "
+    ):
+        runs_on(copier, 16).translate([text])
+
+
+def test_a_prefix_that_fills_learned_positions_is_refused(copier) -> None:
+    prefix = " ".join(["dog"] * 20)
+    length = len(copier.tokenizer(prefix).input_ids)  # the start in the place of the end
+    assert runs_on(copier, length).translate(["cat"], prefix=prefix)
+    with pytest.raises(
+        InputError,
+        match=rf"^the prefix has {length - 1} subwords, and this model's learned positions leave room for "
+        rf"{length - 2}; shorten the prefix\.$",
+    ):
+        runs_on(copier, length - 1).translate(["cat"], prefix=prefix)
+
+
+def test_relative_and_sinusoidal_positions_do_not_end(copier) -> None:
+    translator = runs_on(copier, 16)
+    for kind in ("none", "sinusoidal"):
+        config = translator.model.config.to_dict() | {"absolute_positions": kind, "relative_max_distance": 2}
+        model = RelposForConditionalGeneration(RelposConfig(**config)).eval()
+        (found,) = Translator(model, copier.tokenizer).translate(["cat " * 40], Search(beams=1))
+        assert found
+
+
 def test_characters_never_seen_are_translated_into_some_text(copier) -> None:
     (found,) = copier.translate(["日本 </s> <pad> 😀"], Search(beams=2))
     assert isinstance(found[0].text, str)

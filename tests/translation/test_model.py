@@ -1,15 +1,25 @@
 """The translation model: its configurations, padding, cached decoding, loss, and how it saves and loads."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    DynamicCache,
+    EncoderDecoderCache,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
+from relpos.translation.batching import PairCollator
 from relpos.translation.config import FORMAT, RelposConfig
+from relpos.translation.errors import InputError
 from relpos.translation.model import RelposForConditionalGeneration, sinusoids
 
 VOCABULARY, PAD, START, END = 40, 0, 1, 2
@@ -124,15 +134,8 @@ def test_every_norm_and_tying_trains(norm_first, tied) -> None:
         ({"encoder_layers": -1}, "encoder_layers must be a whole number from 1 on; got -1"),
         ({"d_model": "16"}, "d_model"),
         ({"format": "new"}, "format"),
-        (
-            {"relative_max_distance": -1},
-            r"relative_max_distance must be null, k >= 0 or \[left, right\]; got -1",
-        ),
-        ({"relative_max_distance": [2, -1]}, r"relative_max_distance .*; got \[2, -1\]"),
-        ({"relative_max_distance": [2]}, r"relative_max_distance .*; got \[2\]"),
-        ({"relative_max_distance": 1.5}, r"relative_max_distance .*; got 1.5"),
-        ({"relative_max_distance": "16"}, r"relative_max_distance .*; got '16'"),
-        ({"relative_max_distance": True}, r"relative_max_distance .*; got True"),
+        ({"relative_max_distance": -1}, "relative_max_distance must be at least 0; got -1. It counts tokens"),
+        ({"relative_max_distance": [2, -1]}, r"relative_max_distance must be at least 0; got \[2, -1\]"),
         (
             {"format": FORMAT + 1},
             f"has format {FORMAT + 1}; this relpos knows up to {FORMAT}. Upgrade relpos",
@@ -142,6 +145,16 @@ def test_every_norm_and_tying_trains(norm_first, tied) -> None:
 def test_settings_outside_their_choices_are_refused(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         RelposConfig(**SIZES | settings)
+
+
+@pytest.mark.parametrize("given", [2.5, "16", True, [2], (1, 2, 3), [1, 2.0]])
+def test_distances_that_are_no_one_or_two_integers_are_refused(given) -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"^relative_max_distance must be None, an integer k, or two integers \(left, right\); "
+        rf"got {re.escape(repr(given))}\.",
+    ):
+        RelposConfig(**SIZES | {"relative_max_distance": given})
 
 
 def test_decoder_tables_hold_no_row_for_what_the_decoder_never_sees() -> None:
@@ -305,6 +318,9 @@ def test_learned_positions_end_with_their_sentence_and_relative_ones_do_not_end(
             match=rf"^learned absolute positions end at max_positions = 32; got position {last}\. Shorten",
         ):
             learned(tokens(1, source), decoder_input_ids=tokens(1, target))
+    # what the command line prints as one line, when it is a validation pair that is too long
+    with pytest.raises(InputError, match="max_positions = 32"):
+        learned(tokens(1, 33), labels=tokens(1, 3))
     for kind in ("relative", "sinusoidal"):
         out = model(**POSITIONS[kind])(tokens(1, 200), decoder_input_ids=tokens(1, 200))
         assert out.logits.isfinite().all()
@@ -487,6 +503,92 @@ def test_a_call_without_source_or_target_is_refused() -> None:
         made(labels=tokens(1, 3))
     with pytest.raises(ValueError, match=r"^forward needs decoder_input_ids or labels; got neither\.$"):
         made(tokens(1, 3))
+
+
+# arguments that are not there
+
+
+REFUSED = {
+    "past_key_values": new_cache(),
+    "inputs_embeds": torch.zeros(2, 3, 16),
+    "decoder_inputs_embeds": torch.zeros(2, 3, 16),
+    "position_ids": torch.zeros(2, 3, dtype=torch.long),
+    "head_mask": torch.ones(2, 2),
+    "atention_mask": torch.ones(2, 3),
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "return_dict": False,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_that_would_have_no_effect_is_refused_by_name(name) -> None:
+    made, given = model(), {name: REFUSED[name]}
+    with pytest.raises(TypeError, match=rf"\b{name}\b"):
+        made(tokens(2, 3), decoder_input_ids=tokens(2, 2), **given)
+    with pytest.raises(TypeError, match=rf"\b{name}\b"):
+        made.encoder(tokens(2, 3), **given)
+
+
+def test_outputs_that_a_caller_asks_for_in_vain_are_refused_with_what_to_do_instead() -> None:
+    made = model()
+    for call in (made.encoder, made):
+        with pytest.raises(
+            TypeError,
+            match=r"^output_attentions must be False, since attention is not among the outputs; got True\. "
+            r"Look at it with relpos\.inspection\.observe\.$",
+        ):
+            call(tokens(2, 3), output_attentions=True)
+    for name in ("output_attentions", "output_hidden_states"):
+        with pytest.raises(TypeError, match=name):
+            made.generate(
+                tokens(1, 3), max_new_tokens=2, num_beams=1, return_dict_in_generate=True, **{name: True}
+            )
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_generation_goes_on_from_the_outputs_of_the_encoder(search) -> None:
+    made = model(tie_word_embeddings=False, spread=2.0)
+    source, mask = padded([tokens(1, n, seed=n)[0] for n in (6, 2)], "right")
+    settings = {"attention_mask": mask, "max_new_tokens": 6} | SEARCHES[search]
+    torch.manual_seed(11)
+    true = made.generate(source, **settings)
+    torch.manual_seed(11)
+    assert torch.equal(made.generate(encoder_outputs=made.encoder(source, mask), **settings), true)
+
+
+def test_transformers_trainer_divides_the_loss_of_all_accumulated_batches_by_their_labels(
+    tmp_path: Path,
+) -> None:
+    made, counts, lengths = model(), [], (1, 5, 2, 9)
+    rows = [{"input_ids": tokens(1, 4)[0], "labels": tokens(1, length)[0]} for length in lengths]
+
+    def record(_module: nn.Module, _arguments: tuple, keywords: dict) -> None:
+        if made.training:
+            counts.append(int(keywords["num_items_in_batch"]))
+
+    made.register_forward_pre_hook(record, with_kwargs=True)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        predict_with_generate=True,
+        generation_max_length=5,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    trainer = Seq2SeqTrainer(
+        made, arguments, train_dataset=rows, eval_dataset=rows, data_collator=PairCollator(PAD)
+    )
+    trainer.train()
+    assert len(counts) == 4
+    assert counts[0] == counts[1]
+    assert counts[2] == counts[3]
+    assert counts[0] + counts[2] == sum(lengths)
+    assert trainer.evaluate()["eval_loss"] > 0
 
 
 @pytest.mark.parametrize("kind", ["relative", "sinusoidal"])

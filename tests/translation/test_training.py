@@ -328,3 +328,12 @@ def test_corpus_too_small_for_its_vocabulary_is_told(
     big = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 9000})})
     with pytest.raises(InputError, match=r"too small for its vocabulary: it yields \d+ subwords"):
         train(big, tmp_path / "run")
+
+
+def test_validation_beyond_learned_positions_is_told_before_training(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = small_recipe(max_length=10)
+    model = recipe.model.model_copy(update={"absolute_positions": "learned", "max_positions": 10})
+    with pytest.raises(InputError, match=r"validation pair \d+ has \d+ subwords.*max_positions = 10"):
+        train(recipe.model_copy(update={"model": model}), tmp_path / "run")

@@ -40,20 +40,21 @@ def _grouped(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Query [group, query, d_k], key [group, key, d_k], value [group, key, d_v], in the dtype of the sums."""
     dtype = inputs.compute_dtype
     query, key, value = inputs.query.to(dtype), inputs.key.to(dtype), inputs.value.to(dtype)
-    if inputs.key_lengths is not None and not (_is_known_small(key) and _is_known_small(value)):
-        # zeros, because NaN times a weight of 0 is NaN, forward and backward
-        is_absent = ~key_mask(inputs.key_lengths, key.shape[2]).mT  # [batch, 1, key, 1]
-        key, value = key.masked_fill(is_absent, 0.0), value.masked_fill(is_absent, 0.0)
+    if inputs.key_lengths is not None:
+        exists = key_mask(inputs.key_lengths, key.shape[2]).mT  # [batch, 1, key, 1]
+        key, value = _without_absent(key, exists), _without_absent(value, exists)
     if inputs.num_groups > 1:
         key, value = (x.repeat_interleave(inputs.num_groups, dim=1) for x in (key, value))
     return (query * inputs.scale).flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
 
 
-def _is_known_small(x: Tensor) -> bool:
-    # one norm is far cheaper than filling; NaN and overflow answer no. A product with what is this small is
-    # finite, and then a weight of 0 is enough.
+def _without_absent(x: Tensor, exists: Tensor) -> Tensor:
+    """x with zeros where a key is absent: a weight of 0 times NaN is NaN, forward and backward."""
     values = x.detach()
-    return can_look_at(values) and bool(torch.linalg.vector_norm(values) < 1e9)
+    # NaN and infinity answer no, and so may finite numbers that are huge
+    is_known_finite = can_look_at(values) and bool(torch.linalg.vector_norm(values) < float("inf"))
+    # on a CPU a norm and a product cost a third of a fill under a mask that broadcasts
+    return x * exists if is_known_finite else x.masked_fill(~exists, 0.0)
 
 
 def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor]:

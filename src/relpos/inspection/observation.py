@@ -10,13 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from relpos.decompose import Parts, by_distance, decompose
-
-# the module's own reading of its masks, so that what is observed is what is computed
-from relpos.nn.attention import RelativeMultiheadAttention, _merge_masks
-from relpos.nn.cache import KeyValueCache
+from relpos.nn import AttentionCache, RelativeMultiheadAttention
 
 # a layer in which no query has a key has no shares; this keeps 0 / 0 at 0
 _TINY = 1e-30
@@ -75,7 +71,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
     handles = []
     try:
         for name, module in model.named_modules():
-            if isinstance(module, RelativeMultiheadAttention) and _has_table(module):
+            if isinstance(module, RelativeMultiheadAttention) and module.is_relative:
                 handles.append(module.register_forward_pre_hook(_lend_cache, with_kwargs=True))
                 handles.append(module.register_forward_hook(_recorder(name, seen), with_kwargs=True))
         run()
@@ -85,16 +81,12 @@ def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
     return seen
 
 
-def _has_table(module: RelativeMultiheadAttention) -> bool:
-    return module.relative_position_keys is not None or module.relative_position_values is not None
-
-
-class _LentCache(KeyValueCache):
+class _LentCache:
     """The caller's cache, which also remembers what it last gave."""
 
-    def __init__(self, cache: KeyValueCache) -> None:
-        super().__init__(is_memory=cache.is_memory)
+    def __init__(self, cache: AttentionCache) -> None:
         self._cache = cache
+        self.is_memory = cache.is_memory
         self.start = cache.length
         self.given: tuple[Tensor, Tensor] | None = None
 
@@ -112,7 +104,10 @@ class _LentCache(KeyValueCache):
 
 def _lend_cache(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
     cache = kwargs.get("cache")
-    return None if cache is None else (args, {**kwargs, "cache": _LentCache(cache)})
+    if cache is None:
+        return None
+    lent: AttentionCache = _LentCache(cache)
+    return args, {**kwargs, "cache": lent}
 
 
 def _recorder(name: str, seen: list[Observation]) -> Callable[[nn.Module, tuple, dict, object], None]:
@@ -127,15 +122,15 @@ def _recorder(name: str, seen: list[Observation]) -> Callable[[nn.Module, tuple,
 
 
 def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) -> Observation:
-    sequences = [given[side] for side in ("query", "key", "value")]
-    if not module.batch_first:
-        sequences = [x.transpose(0, 1) for x in sequences]
-    query, key, value = _project(module, sequences)  # [batch, heads, length, head_dim]
+    # one tensor for all three, since the module has tables
+    x = given["query"] if module.batch_first else given["query"].transpose(0, 1)
+    query, key, value = module.project(x, x, x)
     start = 0
     if given["cache"] is not None:
         start, (key, value) = given["cache"].start, given["cache"].given
     padding = given["key_padding_mask"]
-    mask = _merge_masks(given["attn_mask"], padding, batch=query.shape[0], heads=module.num_heads)
+    # the module's own reading of its masks, so that what is observed is what is computed
+    mask = module.merge_masks(given["attn_mask"], padding, batch=query.shape[0])
     rel_k, rel_v = module.relative_position_keys, module.relative_position_values
     with torch.autocast(query.device.type, enabled=False):
         parts = decompose(
@@ -151,14 +146,6 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
         )
         counted = _counted(parts, padding, start)
         return _summary(name, module, parts, value, counted, start)
-
-
-def _project(module: RelativeMultiheadAttention, sequences: list[Tensor]) -> list[Tensor]:
-    """Query, key and value of each head, from the parameters that `torch.nn.MultiheadAttention` has too."""
-    weights = module.in_proj_weight.chunk(3)
-    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    rows = [F.linear(x, w, b) for x, w, b in zip(sequences, weights, biases, strict=True)]
-    return [x.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for x in rows]
 
 
 def _counted(parts: Parts, padding: Tensor | None, start: int) -> Tensor:

@@ -1,10 +1,30 @@
 """Keys and values kept between decoding steps, one object for one attention module.
 
-Growing caches only; a cache of static capacity is not here yet.
+What attention asks of a cache, and a growing one; a cache of static capacity is not here yet.
 """
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class AttentionCache(Protocol):
+    """What an attention module asks of its cache; `KeyValueCache` is one, and any other object may be."""
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it holds the memory of cross-attention, projected once, and not a sequence that grows."""
+
+    @property
+    def length(self) -> int:
+        """Tokens held, which is where the next chunk begins."""
+
+    def filled_memory(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of the memory, [batch, heads, key, dim] each, once they are known."""
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a chunk [batch, heads, chunk, dim]; returns all keys and values held."""
 
 
 class KeyValueCache:

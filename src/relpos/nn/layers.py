@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from relpos.nn.attention import RelativeMultiheadAttention
-from relpos.nn.cache import KeyValueCache
+from relpos.nn.cache import AttentionCache
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -153,14 +153,22 @@ class RelativeTransformerDecoderLayer(nn.Module):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
         *,
-        cache: KeyValueCache | None = None,
-        memory_cache: KeyValueCache | None = None,
+        cache: AttentionCache | None = None,
+        memory_cache: AttentionCache | None = None,
     ) -> Tensor:
         """Returns `tgt` transformed, same shape. Masks as in `torch.nn.TransformerDecoderLayer`.
 
         With `cache`, `tgt` is the next chunk of the sequence, of any length; `memory_cache` saves
         projecting the memory again.
+
+        Raises:
+            ValueError: memory_is_causal together with a cache.
         """
+        if memory_is_causal and not (cache is None and memory_cache is None):
+            raise ValueError(
+                "memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
+                "memory. Give memory_mask."
+            )
 
         def attend(x: Tensor) -> Tensor:
             return self.self_attn(

@@ -4,6 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from relpos.positions import two_sides
+
 FORMAT = 1  # raised when the meaning of a weight or a setting changes
 
 _COUNTS = (
@@ -42,6 +44,7 @@ class RelposConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a setting outside its choices, or a checkpoint of a newer format.
+        TypeError: relative_max_distance is neither of its kinds.
     """
 
     model_type = "relpos"
@@ -93,25 +96,15 @@ class RelposConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}.")
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
-        self._two_sides()
-
-    def _two_sides(self) -> tuple[int, int] | None:
-        given = self.relative_max_distance
-        if given is None:
-            return None
-        sides = list(given) if isinstance(given, list | tuple) else [given, given]
-        # type, since True is an int to isinstance
-        if len(sides) != 2 or not all(type(side) is int and side >= 0 for side in sides):
-            raise ValueError(f"relative_max_distance must be null, k >= 0 or [left, right]; got {given!r}.")
-        return sides[0], sides[1]
+        two_sides(self.relative_max_distance, "relative_max_distance")
 
     @property
     def encoder_max_distance(self) -> tuple[int, int] | None:
         """Clip distances (left, right) of the encoder, tokens."""
-        return self._two_sides()
+        return two_sides(self.relative_max_distance, "relative_max_distance")
 
     @property
     def decoder_max_distance(self) -> tuple[int, int] | None:
         """Clip distances of the decoder, tokens; nothing right of a query is ever attended."""
-        sides = self._two_sides()
+        sides = self.encoder_max_distance
         return None if sides is None else (sides[0], 0)

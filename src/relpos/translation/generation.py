@@ -13,6 +13,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from relpos.translation.batching import TokenBatches
 from relpos.translation.checkpoints import load_model
+from relpos.translation.errors import InputError
 from relpos.translation.model import RelposForConditionalGeneration
 
 
@@ -86,30 +87,53 @@ class Translator:
             search: default `Search()`.
             prefix: words that every hypothesis begins with.
             progress: called with the number of texts done since its last call.
+        Raises:
+            InputError: a text or the prefix has more subwords than the model has learned positions; then
+                nothing is translated.
         """
         search = search or Search()
         results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in texts]
         rows = [row for row, text in enumerate(texts) if text.strip()]
+        ids = self.tokenizer([texts[row] for row in rows]).input_ids if rows else []
+        lengths = [len(row) for row in ids]
+        start = [self.model.config.decoder_start_token_id]
+        start += self.tokenizer(prefix).input_ids[:-1] if prefix else []
+        room = self._room(start, dict(zip(rows, lengths, strict=True)), texts)
         if progress and len(rows) < len(texts):
             progress(len(texts) - len(rows))
-        if not rows:
-            return results
-        ids = self.tokenizer([texts[row] for row in rows]).input_ids
-        for members, limit in _groups([len(row) for row in ids], search.tokens_per_batch):
-            hypotheses = self._generate([ids[member] for member in members], limit, search, prefix)
+        for members, limit in _groups(lengths, search.tokens_per_batch, room):
+            hypotheses = self._generate([ids[member] for member in members], start, limit, search)
             for member, found in zip(members, hypotheses, strict=True):
                 results[rows[member]] = found
             if progress:
                 progress(len(members))
         return results
 
+    def _room(self, start: list[int], lengths: dict[int, int], texts: Sequence[str]) -> float:
+        """New tokens that learned positions leave for behind `start`; infinite without such positions."""
+        if self.model.config.absolute_positions != "learned":
+            return math.inf
+        last = self.model.config.max_positions
+        for row, length in lengths.items():
+            if length > last:
+                text = texts[row] if len(texts[row]) <= 40 else f"{texts[row][:40].strip()} ..."
+                raise InputError(
+                    f"line {row + 1} ({text!r}) has {length} subwords, and this model's learned positions "
+                    f"end at {last}; split the line, or use a model with relative or sinusoidal positions."
+                )
+        if len(start) > last:
+            raise InputError(
+                f"the prefix has {len(start) - 1} subwords, and this model's learned positions leave room "
+                f"for {last - 1}; shorten the prefix."
+            )
+        # the last new token is never read, so it needs no position
+        return last - len(start) + 1
+
     def _generate(
-        self, ids: list[list[int]], limit: int, search: Search, prefix: str
+        self, ids: list[list[int]], start: list[int], limit: int, search: Search
     ) -> list[list[Hypothesis]]:
         device = self.model.device
         batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
-        start = [self.model.config.decoder_start_token_id]
-        start += self.tokenizer(prefix).input_ids[:-1] if prefix else []
         was_training = self.model.training
         self.model.eval()
         try:
@@ -161,15 +185,16 @@ def _settings(search: Search) -> dict[str, Any]:
     }
 
 
-def _groups(lengths: list[int], tokens_per_batch: int) -> list[tuple[list[int], int]]:
-    """Batches of rows of similar length, longest first, each with its limit of new tokens.
+def _groups(lengths: list[int], tokens_per_batch: int, room: float) -> list[tuple[list[int], int]]:
+    """Batches of rows of similar length, longest first, each with its limit of new tokens, at most `room`.
 
     The limit depends on a row's own length alone, rounded up to a power of two, and a batch holds rows
     of one limit, so that a hypothesis does not depend on its neighbours.
     """
     by_limit: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
-        by_limit.setdefault(2 * (1 << (length - 1).bit_length()) + 16, []).append(row)
+        limit = 2 * (1 << (length - 1).bit_length()) + 16
+        by_limit.setdefault(int(min(limit, room)), []).append(row)
     groups = []
     for limit, rows in sorted(by_limit.items(), reverse=True):
         batches = TokenBatches([lengths[row] for row in rows], tokens_per_batch, shuffle=False)

@@ -22,12 +22,13 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from relpos.nn import (
-    KeyValueCache,
+    AttentionCache,
     RelativeMultiheadAttention,
     RelativeTransformerDecoderLayer,
     RelativeTransformerEncoderLayer,
 )
 from relpos.translation.config import RelposConfig
+from relpos.translation.errors import InputError
 
 
 class RelposPreTrainedModel(PreTrainedModel):
@@ -54,6 +55,10 @@ class RelposPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
 
+class TooLongError(InputError, ValueError):
+    """A sequence goes on where learned positions end. In a command it is one line, without a traceback."""
+
+
 class _Embedding(nn.Module):
     """Subwords times sqrt(d_model), plus absolute positions if the configuration has any."""
 
@@ -74,7 +79,7 @@ class _Embedding(nn.Module):
         elif self.absolute == "learned":
             last = self.positions.num_embeddings
             if not torch.compiler.is_compiling() and position_ids.numel() and int(position_ids.max()) >= last:
-                raise ValueError(
+                raise TooLongError(
                     f"learned absolute positions end at max_positions = {last}; got position "
                     f"{int(position_ids.max())}. Shorten the input, or train with relative positions."
                 )
@@ -125,9 +130,19 @@ class RelposEncoder(RelposPreTrainedModel):
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_unused: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
     ) -> BaseModelOutput:
-        """Encode [batch, source] ids; `attention_mask` is 1 for tokens and 0 for padding, on either side."""
+        """Encode [batch, source] ids; `attention_mask` is 1 for tokens and 0 for padding, on either side.
+
+        The rest is what `generate` says in any case; see `_check_outputs`.
+        """
+        _check_outputs(output_attentions, output_hidden_states, return_dict)
         x = self.embedding(input_ids, _positions(input_ids, attention_mask))
         padding = None if attention_mask is None else attention_mask == 0
         for layer in self.layers:
@@ -174,17 +189,21 @@ class RelposDecoder(RelposPreTrainedModel):
                 tgt_key_padding_mask=hidden,
                 memory_key_padding_mask=memory_hidden,
                 tgt_is_causal=True,
-                cache=None if cache is None else _LayerCache(cache, index, is_memory=False),
-                memory_cache=None if cache is None else _LayerCache(cache, index, is_memory=True),
+                cache=_layer_cache(cache, index, is_memory=False),
+                memory_cache=_layer_cache(cache, index, is_memory=True),
             )
         return self.norm(x)
 
 
-class _LayerCache(KeyValueCache):
-    """One layer's part of a transformers cache, seen as `relpos.nn` wants it."""
+def _layer_cache(cache: EncoderDecoderCache | None, index: int, *, is_memory: bool) -> AttentionCache | None:
+    return None if cache is None else _LayerCache(cache, index, is_memory=is_memory)
+
+
+class _LayerCache:
+    """One layer's part of a transformers cache, as `relpos.nn.AttentionCache`; transformers reorders it."""
 
     def __init__(self, cache: EncoderDecoderCache, index: int, *, is_memory: bool) -> None:
-        super().__init__(is_memory=is_memory)
+        self.is_memory = is_memory
         self._cache, self._index = cache, index
         self._side = cache.cross_attention_cache if is_memory else cache.self_attention_cache
 
@@ -212,6 +231,26 @@ def _positions(input_ids: Tensor, attention_mask: Tensor | None, *, start: int =
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, start : start + chunk]
 
 
+def _check_outputs(
+    output_attentions: bool | None, output_hidden_states: bool | None, return_dict: bool | None
+) -> None:
+    """Refuse what transformers' models give when asked, and these do not."""
+    if output_attentions:
+        raise TypeError(
+            "output_attentions must be False, since attention is not among the outputs; got "
+            f"{output_attentions!r}. Look at it with relpos.inspection.observe."
+        )
+    if output_hidden_states:
+        raise TypeError(
+            "output_hidden_states must be False, since they are not among the outputs; got "
+            f"{output_hidden_states!r}. Read them with a forward hook on the layers."
+        )
+    if return_dict is False:
+        raise TypeError(
+            "return_dict must be True, since outputs have names; got False. Call .to_tuple() on them."
+        )
+
+
 class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
     """Translate: an encoder, a decoder and a layer that scores every subword.
 
@@ -219,6 +258,8 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
     to `AutoModelForSeq2SeqLM` once `relpos.translation.model` is imported.
     """
 
+    # transformers' Trainer passes num_items_in_batch to a model that says so
+    accepts_loss_kwargs = True
     _tied_weights_keys = {  # noqa: RUF012
         "encoder.embedding.tokens.weight": "shared.weight",
         "decoder.embedding.tokens.weight": "shared.weight",
@@ -266,7 +307,10 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **_unused: Any,
+        *,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
     ) -> Seq2SeqLMOutput:
         """Score the next subword after every target token.
 
@@ -278,9 +322,14 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
             cache: what the decoder has seen; given back, grown by the chunk.
             labels: [batch, target]; -100 is left out of the loss.
             num_items_in_batch: divides the summed loss; default the number of labels here.
+            output_attentions, output_hidden_states, return_dict: False, False and True or nothing at all;
+                here because `generate` says so.
         Returns:
             logits [batch, chunk, vocab_size]; loss in nats per token if labels are given.
+        Raises:
+            ValueError: no source, or no target. TypeError: an output is asked for that there is not.
         """
+        _check_outputs(output_attentions, output_hidden_states, return_dict)
         if encoder_outputs is None:
             if input_ids is None:
                 raise ValueError("forward needs input_ids or encoder_outputs; got neither.")

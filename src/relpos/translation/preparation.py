@@ -57,9 +57,12 @@ def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepare
         f"{len(train):,} pairs to learn from ({summary['too_long']:,} longer ones left out), "
         f"{len(parts['validation']):,} to validate, {len(parts['test']):,} to test"
     )
+    validation = _encode(parts["validation"], tokenizer, None)
+    if recipe.model.absolute_positions == "learned":
+        _check_lengths(validation, recipe.model.max_positions)
     return Prepared(
         train=train.remove_columns(["source", "target"]),
-        validation=_encode(parts["validation"], tokenizer, None),
+        validation=validation,
         test=parts["test"],
         tokenizer=tokenizer,
         summary=summary,
@@ -139,6 +142,15 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     draft = folder.with_name(folder.name + ".part")
     tokenizer.save_pretrained(draft)
     os.replace(draft, folder)
+
+
+def _check_lengths(validation: datasets.Dataset, max_positions: int) -> None:
+    for number, length in enumerate(validation["length"], start=1):
+        if length > max_positions:
+            raise InputError(
+                f"validation pair {number} has {length} subwords, and learned positions end at "
+                f"model.max_positions = {max_positions}. Raise that, or take the pair out."
+            )
 
 
 class _Texts:

@@ -94,7 +94,7 @@ def make_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> RelposCon
             label_smoothing=recipe.training.label_smoothing,
             **settings,
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"the recipe's model: {error}") from error
 
 
