@@ -3,15 +3,20 @@
 import gzip
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from relpos import cli
+from relpos._tables import print_comparison
 from relpos.cli import run
+from relpos.translation.generation import Hypothesis, Translator
 
 Outcome = tuple[int, str, str]
 
@@ -111,6 +116,82 @@ def test_unknown_experiment_lists_those_there_are(fault: Callable[..., str], tmp
     assert "demo, multi30k" in fault(2, "reproduce", "nope", "--out", tmp_path / "out")
 
 
+# what is missing or cannot be written, exit 1
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "jinja2"])
+def test_missing_extra_for_pictures_is_told_before_any_work(
+    command: Callable[..., subprocess.Popen], tmp_path: Path, module: str
+) -> None:
+    process = command(
+        "reproduce", "demo", "--out", tmp_path / "out", before=f"import sys; sys.modules[{module!r}] = None"
+    )
+    out, errors = process.communicate(timeout=120)
+    assert (process.returncode, out) == (1, "")
+    assert errors == f'relpos: relpos.inspection needs {module}: pip install "relpos[plots]"\n'
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_extra_for_translating_is_told(
+    fault: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "relpos.translation.generation", None)
+    assert fault(1, "translate", tmp_path).endswith(
+        'This command needs more packages: pip install "relpos[translate]"'
+    )
+
+
+@pytest.mark.parametrize("arguments", [("reproduce", "demo"), ("train", "numbers")])
+def test_folder_that_cannot_be_made_is_told(
+    fault: Callable[..., str], tmp_path: Path, arguments: tuple[str, str]
+) -> None:
+    out = _pairs(tmp_path, "text", "file") / "out"
+    line = fault(1, *arguments, "--out", out)
+    assert str(out) in line
+    assert "Not a directory" in line
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "--help"]])
+def test_full_standard_output_is_told(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "relpos", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("relpos: ")
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "--help"]])
+def test_reader_that_left_is_no_failure(arguments: list[str]) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    done = subprocess.run(
+        [sys.executable, "-m", "relpos", *arguments],
+        stdout=writable,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writable)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_any_failure_of_the_system_is_told_in_one_line(
+    fault: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli, "version", fail)
+    assert fault(1, "--version") == "relpos: No space left on device."
+
+
 # corpora that cannot be used, exit 1
 
 
@@ -123,9 +204,7 @@ def test_files_of_unequal_length_are_told(fault: Callable[..., str], tmp_path: P
     _pairs(tmp_path, "a\nb\nc\n", "s")
     _pairs(tmp_path, "a\nb\n", "t")
     line = fault(1, "train", _recipe(tmp_path, "{files: [s, t]}"), "--out", tmp_path / "run")
-    assert "3" in line
-    assert "2" in line
-    assert str(tmp_path / "s") in line
+    assert f"{tmp_path / 's'} has 3 lines and {tmp_path / 't'} has 2;" in line
 
 
 def test_wrong_encoding_is_told_with_line_and_byte(fault: Callable[..., str], tmp_path: Path) -> None:
@@ -232,6 +311,33 @@ def test_output_that_cannot_be_written_is_told(
     assert "cannot be written" in line
 
 
+def test_full_standard_output_is_told_while_translating(
+    command: Callable[..., subprocess.Popen], numbers_run: Path, tmp_path: Path
+) -> None:
+    process = command(
+        "translate",
+        numbers_run,
+        _pairs(tmp_path, "one\n", "in"),
+        before="import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors == "relpos: standard output: cannot be written (No space left on device).\n"
+
+
+def test_output_may_be_a_device_or_a_link(
+    relpos: Callable[..., Outcome], fault: Callable[..., str], numbers_run: Path, tmp_path: Path
+) -> None:
+    assert relpos("translate", numbers_run, "-o", "/dev/null", stdin=b"one\n")[0] == 0
+    assert not Path("/dev/null").is_file()
+    line = fault(1, "translate", numbers_run, "-o", "/dev/full", stdin=b"one\n")
+    assert line == "relpos: /dev/full: cannot be written (No space left on device)."
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert relpos("translate", numbers_run, "-o", tmp_path / "link", stdin=b"one\n")[0] == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "eins\n"
+
+
 def test_hypotheses_with_scores_come_as_json(relpos: Callable[..., Outcome], numbers_run: Path) -> None:
     code, out, errors = relpos("translate", numbers_run, "--json", "--n-best", "3", stdin=b"ninety\n\n")
     assert code == 0, errors
@@ -303,6 +409,44 @@ def test_evaluation_of_given_files_comes_as_json(
     assert json.loads(out)["scores"]["exact"] == 1.0
 
 
+def test_evaluation_leaves_nothing_behind(
+    relpos: Callable[..., Outcome], numbers_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    held = sorted(numbers_run.rglob("*"))
+    one = _pairs(tmp_path, "one\teins\n")
+    for arguments in ((numbers_run,), (numbers_run / "model",), (numbers_run, "--data", one)):
+        code, _, errors = relpos("evaluate", *arguments, "--beams", "1")
+        assert code == 0, errors
+        assert sorted(numbers_run.rglob("*")) == held
+        assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_hypotheses_that_cannot_be_written_are_told_before_the_work(
+    fault: Callable[..., str], numbers_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Translator, "load", None)
+    out = tmp_path / "none" / "hypotheses"
+    line = fault(1, "evaluate", numbers_run, "--hypotheses", out)
+    assert line == f"relpos: {out}: cannot be written (No such file or directory)."
+
+
+def test_line_break_in_a_hypothesis_makes_no_further_line(
+    relpos: Callable[..., Outcome], numbers_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def translate(self: Translator, texts: list[str], *rest: object, **options: object) -> list:
+        return [[Hypothesis("eins\nzwei\r\ndrei\u2028", 0.0)] for _ in texts]
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    pairs = _pairs(tmp_path, "one\teins\ntwo\tzwei\n")
+    assert relpos("evaluate", numbers_run, "--data", pairs, "--hypotheses", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out").read_text("utf-8") == "eins zwei drei\n" * 2
+    assert relpos("translate", numbers_run, stdin=b"one\n")[1] == "eins zwei drei\n"
+    _, text, _ = relpos("translate", numbers_run, "--json", stdin=b"one\n")
+    assert json.loads(text)["hypotheses"][0]["text"] == "eins\nzwei\r\ndrei\u2028"
+
+
 def test_evaluation_without_a_test_set_is_wrong_use(
     fault: Callable[..., str], numbers_run: Path, tmp_path: Path
 ) -> None:
@@ -313,6 +457,37 @@ def test_evaluation_without_a_test_set_is_wrong_use(
 
 
 # the whole
+
+
+def test_corpus_text_is_shown_as_it_is_and_not_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"segments": 1, "bleu": 1.0, "bleu_lowercased": 1.0, "chrf": 1.0, "exact": 0.0}
+    record = {
+        "task": "messages",
+        "title": "Messages [b]",
+        "variant": "relative [/i]",
+        "weights": 1,
+        "updates": 1,
+        "seconds": 1.0,
+        "target_tokens_per_second": None,
+        "length_unit": "words [red]",
+        "trained_up_to": None,
+        "scores": scores | {"signatures": {"bleu": "[b]"}},
+        "buckets": [{"shortest": 1, "longest": 1, "scores": scores}],
+        "samples": [
+            {"source": "a [/b] c", "reference": "[bold]fett[/bold]", "hypothesis": ":smile: [link=x] \\[b]"}
+        ],
+    }
+    print_comparison([record])
+    out = capsys.readouterr().out
+    texts = (
+        "Messages [b] (1 test segments)",
+        "relative [/i]",
+        "words [red]",
+        "a [/b] c",
+        "[bold]fett[/bold]",
+    )
+    for text in (*texts, ":smile: [link=x] \\[b]", "Translations of test segments, evenly spaced"):
+        assert text in out
 
 
 def test_experiment_compares_variants_and_writes_a_report(

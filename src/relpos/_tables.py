@@ -54,7 +54,7 @@ def print_comparison(records: list[dict[str, Any]]) -> None:
             )
         console.print(table)
         console.print(_length_table(rows))
-        sample = Table(title="Translations, every so-manieth test segment", show_lines=True)
+        sample = Table(title="Translations of test segments, evenly spaced", show_lines=True)
         for name in ("source", "reference", *(row["variant"] for row in rows)):
             sample.add_column(name)
         for cells in zip(*(row["samples"] for row in rows), strict=True):
@@ -90,5 +90,5 @@ def _length_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _console() -> Console:
-    """Standard output; wide enough for a table where it is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else 140)
+    """Standard output; wide enough for a table where it is no terminal. Text is no markup."""
+    return Console(width=None if sys.stdout.isatty() else 140, markup=False, emoji=False)

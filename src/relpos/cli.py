@@ -9,8 +9,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +21,8 @@ try:
 except ModuleNotFoundError:
     sys.exit('relpos: the commands need more packages: pip install "relpos[translate]"')
 
-
-from relpos.translation.errors import InputError, Interrupted, UsageError
+from relpos.translation.errors import InputError, Interrupted, UsageError, first_line
+from relpos.translation.files import open_whole
 
 if TYPE_CHECKING:
     from relpos.translation.generation import Search, Translator
@@ -59,6 +60,10 @@ def run(arguments: list[str]) -> int:
     """Run the command with `arguments`; returns its exit code."""
     try:
         result = app(arguments, prog_name="relpos", standalone_mode=False)
+        if sys.stdout is not None:
+            # what is still held back may fail, and is better told of here than at exit
+            with _named(None):
+                sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (typer.TyperException, UsageError) as error:
         return _fail(str(error), 2)
@@ -74,22 +79,34 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped.", 128 + signal.SIGINT)
     except ModuleNotFoundError as error:
-        return _fail(f"{error}. {_extra_for(error.name)}", 1)
-    except BrokenPipeError:
-        # the reader of our output has left; keep Python from complaining once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail(f'{error}. This command needs more packages: pip install "relpos[translate]"', 1)
+    except ImportError as error:
+        # that of relpos.inspection, which names its extra
+        return _fail(str(error), 1)
+    except (BrokenPipeError, SystemExit) as error:
+        # the reader of our output has left; typer and rich make a SystemExit of it
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _drop_unwritten()
         return 0
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        return _fail(f"{error.filename}: {reason}." if error.filename else f"{reason}.", 1)
 
 
 def _fail(message: str, code: int) -> int:
+    _drop_unwritten()
     print(f"relpos: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
-def _extra_for(module: str | None) -> str:
-    plots = {"matplotlib", "jinja2"}
-    extra = "plots" if module in plots else "demo" if module == "num2words" else "translate"
-    return f'This command needs more packages: pip install "relpos[{extra}]"'
+def _drop_unwritten() -> None:
+    """Forget what standard output does not take; Python would complain of it once more at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.callback(invoke_without_command=True)
@@ -121,11 +138,12 @@ def train(
     Any key of the recipe is an option too: --training.updates 1000 --model.dropout 0.3. Ctrl-C saves the
     state and stops.
     """
+    overrides = _overrides(context.args)
+    _settle()
     from relpos.translation.recipe import load_recipe
     from relpos.translation.training import train as train_recipe
 
-    loaded = load_recipe(recipe, _overrides(context.args))
-    _settle()
+    loaded = load_recipe(recipe, overrides)
     model = train_recipe(loaded, out, resume=resume, report=_say)
     if as_json:
         print(json.dumps({"model": str(model), "run": str(out)}))
@@ -173,17 +191,18 @@ def translate(
         tokens_per_batch=batch_tokens,
     )
     torch.manual_seed(seed)
-    with _written(output) as out:
+    with _written(output) as write:
         for chunk in _chunks(_lines(file), 8192):
             with _progress(len(chunk)) as advance:
                 found = translator.translate(chunk, search, prefix=prefix, progress=advance)
-            for source, hypotheses in zip(chunk, found, strict=True):
-                if as_json:
-                    record = {"source": source, "hypotheses": [vars(hypothesis) for hypothesis in hypotheses]}
-                    print(json.dumps(record, ensure_ascii=False), file=out)
-                else:
-                    print(" ".join(hypotheses[0].text.splitlines()), file=out)
-            out.flush()
+            if as_json:
+                records = (
+                    {"source": source, "hypotheses": [vars(hypothesis) for hypothesis in hypotheses]}
+                    for source, hypotheses in zip(chunk, found, strict=True)
+                )
+                write(json.dumps(record, ensure_ascii=False) for record in records)
+            else:
+                write(_one_line(hypotheses[0].text) for hypotheses in found)
 
 
 @app.command()
@@ -211,15 +230,17 @@ def evaluate(
     from relpos.translation.evaluation import evaluate as evaluate_pairs
     from relpos.translation.generation import Translator
 
-    translator = Translator.load(model)
-    pairs = _test_pairs(model, data or [])
-    search = _search(translator, beams, length_penalty, tokens_per_batch=batch_tokens)
-    with _progress(len(pairs)) as advance:
-        result = evaluate_pairs(translator, pairs, search, edges=edges, progress=advance)
-    if hypotheses is not None:
-        with _written(hypotheses) as out:
-            for hypothesis in result.hypotheses:
-                print(hypothesis.text, file=out)
+    with (
+        tempfile.TemporaryDirectory(prefix="relpos-", ignore_cleanup_errors=True) as scratch,
+        # opened first, so that a file that cannot be written is told before the work
+        _written(hypotheses or Path(os.devnull)) as write,
+    ):
+        translator = Translator.load(model)
+        pairs = _test_pairs(model, data or [], Path(scratch))
+        search = _search(translator, beams, length_penalty, tokens_per_batch=batch_tokens)
+        with _progress(len(pairs)) as advance:
+            result = evaluate_pairs(translator, pairs, search, edges=edges, progress=advance)
+        write(_one_line(hypothesis.text) for hypothesis in result.hypotheses)
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
@@ -237,15 +258,17 @@ def reproduce(
 ) -> None:
     """Train and compare the variants of an experiment, and write a report with pictures.
 
-    Any key of its recipes is an option too. What is done is not done again: run it once more to go on.
+    Any key of its recipes is an option too. What is done is not done again: run it once more, with
+    the same options, to go on.
     """
+    overrides = _overrides(context.args)
+    _settle()
     from relpos._pictures import write_comparison
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
-    _settle()
     out.mkdir(parents=True, exist_ok=True)
-    records = run_experiment(loaded, out, _overrides(context.args), _say)
+    records = run_experiment(loaded, out, overrides, _say)
     report = write_comparison(loaded.title, out, records)
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
@@ -257,7 +280,10 @@ def reproduce(
 
 
 def _settle() -> None:
-    """Set up this process, which is ours alone: quiet libraries, no network, memory kept for reuse."""
+    """Set up this process, which is ours alone: quiet libraries, no telemetry, memory kept for reuse.
+
+    Comes before the other imports of a command: the libraries read the environment when they are imported.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
     import transformers
@@ -335,21 +361,41 @@ def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _written(output: Path | None) -> Iterator[Any]:
-    """A file that appears whole or not at all, or standard output."""
-    if output is None:
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        yield sys.stdout
-        return
-    draft = output.with_name(output.name + ".part")
+def _written(output: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
+    """What writes lines to a file, which appears whole or not at all, or to standard output."""
+    with ExitStack() as stack:
+        with _named(output):
+            if output is None:
+                sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+                file = sys.stdout
+            else:
+                file = stack.enter_context(open_whole(output))
+
+        def write(lines: Iterable[str]) -> None:
+            with _named(output):
+                file.writelines(f"{line}\n" for line in lines)
+                file.flush()
+
+        yield write
+        with _named(output):
+            stack.close()
+
+
+def _one_line(text: str) -> str:
+    """A translation as a line; a model may put line breaks in it."""
+    return " ".join(text.splitlines())
+
+
+@contextmanager
+def _named(output: Path | None) -> Iterator[None]:
+    """Say of a file, or of standard output, that it cannot be written."""
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            yield file
-        draft.replace(output)
+        yield
     except OSError as error:
-        raise InputError(f"{output}: cannot be written ({error.strerror}).") from error
-    finally:
-        draft.unlink(missing_ok=True)
+        if output is None and isinstance(error, BrokenPipeError):
+            raise
+        name = "standard output" if output is None else output
+        raise InputError(f"{name}: cannot be written ({error.strerror or first_line(error)}).") from error
 
 
 @contextmanager
@@ -370,9 +416,8 @@ def _edges(text: str) -> list[int]:
     return edges
 
 
-def _test_pairs(model: Path, data: list[Path]) -> Any:
-    import tempfile
-
+def _test_pairs(model: Path, data: list[Path], scratch: Path) -> Any:
+    from relpos.translation.checkpoints import find_model
     from relpos.translation.corpora import Source, read_corpus
     from relpos.translation.preparation import read_parts
     from relpos.translation.recipe import load_recipe
@@ -381,7 +426,9 @@ def _test_pairs(model: Path, data: list[Path]) -> Any:
         recipe = model / "recipe.yaml"
         if not recipe.is_file():
             raise UsageError(f"{model} does not know its test set; give one with --data.")
-        return read_parts(load_recipe(str(recipe)).data, model / "cache")[0]["test"]
+        # a run has its text read already; a model's folder is sealed
+        cache = scratch if find_model(model) == model else model / "cache"
+        return read_parts(load_recipe(str(recipe)).data, cache)[0]["test"]
     if len(data) > 2:
         raise UsageError(f"--data takes one file of pairs, or two files; got {len(data)}.")
     if len(data) == 2:
@@ -390,4 +437,4 @@ def _test_pairs(model: Path, data: list[Path]) -> Any:
         source = Source(jsonl=data[0])
     else:
         source = Source(tsv=data[0])
-    return read_corpus(source, "source", "target", Path(tempfile.mkdtemp(prefix="relpos-")))
+    return read_corpus(source, "source", "target", scratch)

@@ -1,5 +1,7 @@
 """Recipes: what is packaged loads, what is wrong is answered with what is right, overrides arrive."""
 
+import math
+import os
 import re
 from pathlib import Path
 
@@ -121,10 +123,96 @@ def test_an_unknown_key_near_to_none_is_answered_with_all() -> None:
         ("data", {"train": []}, "mine.yaml: data.train: list should have at least 1 item"),
         ("data", {}, "mine.yaml: key 'data.train' is missing"),
         ("data", {"train": [{}]}, "data.train.0: a corpus has exactly one of"),
+        ("training", {"adam_betas": [1.5, 0.98]}, "adam_betas.0: input should be less than 1; got 1.5"),
+        ("training", {"adam_betas": [0.9, -0.1]}, "adam_betas.1: input should be greater than or equal to 0"),
+        (
+            "training",
+            {"learning_rate_scale": math.inf},
+            "learning_rate_scale: input should be a finite number",
+        ),
+        ("translation", {"length_penalty": math.nan}, "length_penalty: input should be a finite number"),
+        ("training", {"updates": "100"}, "training.updates: input should be a valid integer; got '100'"),
+        ("training", {"updates": True}, "training.updates: input should be a valid integer; got True"),
+        ("training", {"minutes": "1"}, "training.minutes: input should be a valid number; got '1'"),
+        ("model", {"norm_first": "off"}, "model.norm_first: input should be a valid boolean; got 'off'"),
+        ("model", {"relative_max_distance": True}, "input should be a valid integer; got True"),
+        ("model", {"relative_max_distance": [1, True]}, "input should be a valid integer; got True"),
+        (
+            "data",
+            {"source_language": False},
+            "data.source_language: input should be a valid string; got False",
+        ),
+        ("data", {"train": [{"tsv": 1}]}, "data.train.0.tsv: input is not a valid path"),
+        (
+            "data",
+            {"train": [{"tsv": "a", "limit": "3"}]},
+            "data.train.0.limit: input should be a valid integer",
+        ),
+        (
+            "data",
+            {"train": [{"tsv": "a", "columns": ["0", 1]}]},
+            "columns.0: input should be a valid integer",
+        ),
+        ("data", {"train": [{"numbers": {"lines": True}}]}, "numbers.lines: input should be a valid integer"),
+        (
+            "data",
+            SMALLEST["data"] | {"cleaning": {"max_ratio": math.inf}},
+            "data.cleaning.max_ratio: input should be a finite number; got inf",
+        ),
+        (
+            "data",
+            SMALLEST["data"] | {"cleaning": {"drop_equal": "no"}},
+            "data.cleaning.drop_equal: input should be a valid boolean; got 'no'",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_rule(section, values, told) -> None:
     assert told in refusal(SMALLEST | {section: values})
+
+
+def test_training_pairs_longer_than_a_learned_table_are_refused() -> None:
+    values = SMALLEST | {"model": {"absolute_positions": "learned", "max_positions": 64}}
+    assert refusal(values) == (
+        "mine.yaml: training.max_length must be at most model.max_positions = 64 where positions are "
+        "learned; got 128"
+    )
+    check_recipe(values | {"training": {"max_length": 64}}, "mine.yaml")
+    check_recipe(values | {"model": {"absolute_positions": "sinusoidal", "max_positions": 64}}, "mine.yaml")
+
+
+def test_whole_numbers_lists_and_text_are_taken_for_numbers_tuples_and_paths() -> None:
+    files = {"files": ["a", "b"]}, {"jsonl": "c", "fields": ["x", "y"]}, {"tsv": "d", "columns": [1, 0]}
+    values = {
+        "data": {"folder": "here", "train": [*files]},
+        "training": {"minutes": 2, "adam_betas": [0, 0.5]},
+    }
+    found = check_recipe(values, "mine.yaml")
+    assert found.data.folder == Path("here")
+    assert found.data.train[0].files == (Path("a"), Path("b"))
+    assert found.data.train[1].fields == ("x", "y")
+    assert found.data.train[2].columns == (1, 0)
+    assert (found.training.minutes, found.training.adam_betas) == (2.0, (0.0, 0.5))
+
+
+@pytest.mark.parametrize("number", ["1e-9", "1.0e-9", "+1E-9", ".1e-8", "1.e-9", "0.0000000001e1"])
+def test_a_number_with_an_exponent_is_a_number_however_it_is_written(written, number) -> None:
+    path = written(f"data: {{train: [{{tsv: a.tsv}}]}}\ntraining: {{adam_epsilon: {number}}}")
+    assert load_recipe(path).training.adam_epsilon == pytest.approx(1e-9)
+    assert load_recipe(path, [f"training.adam_epsilon={number}"]).training.adam_epsilon == pytest.approx(1e-9)
+
+
+def test_a_recipe_survives_a_full_disk_while_it_is_written_again(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "recipe.yaml"
+    write_recipe(check_recipe(SMALLEST, "mine.yaml"), path)
+
+    def fail(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_recipe(check_recipe(SMALLEST | {"training": {"updates": 3}}, "mine.yaml"), path)
+    assert load_recipe(str(path)) == check_recipe(SMALLEST, "mine.yaml")
+    assert [item.name for item in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
 def test_a_recipe_without_data_says_so() -> None:
@@ -222,6 +310,14 @@ def test_a_wrong_override_is_refused(written, override, told) -> None:
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_a_written_recipe_reads_back_the_same(name, tmp_path) -> None:
     recipe = load_recipe(name, ["model.relative_max_distance=[3, 1]", "data.target_language=ü"])
+    write_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
+
+
+def test_names_that_look_like_numbers_stay_names(tmp_path) -> None:
+    names = ["1e5", "1e-9", "7", "1.5", "true", "null", "no"]
+    train = [{"dataset": name, "config": name, "fields": [name, "x"]} for name in names]
+    recipe = check_recipe({"data": {"train": train, "source_language": "no"}}, "mine.yaml")
     write_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
 

@@ -17,3 +17,8 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
     def __init__(self, signal: int, checkpoint: Path | None) -> None:
         super().__init__(signal, checkpoint)
         self.signal, self.checkpoint = signal, checkpoint
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says went wrong, fit for one line of ours; without words, the kind of error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,9 +1,11 @@
 """Experiments: several variants of one recipe trained and tested alike, results as JSON lines.
 
 An experiment is a YAML file under relpos/recipes/experiments; what it has done is in `out`/results.jsonl,
-so that one that was stopped goes on where it was.
+so that one that was stopped goes on where it was. Each record has the fingerprint of its settings, and is
+taken for no others.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from importlib import resources
@@ -11,21 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from relpos.translation.errors import InputError, UsageError
 from relpos.translation.evaluation import Evaluation, evaluate
+from relpos.translation.files import write_text_whole
 from relpos.translation.generation import Translator
 from relpos.translation.preparation import read_parts
-from relpos.translation.recipe import Recipe, load_recipe
+from relpos.translation.recipe import Recipe, load_recipe, read_yaml
 from relpos.translation.training import train
 
 
 class Task(BaseModel):
     """One recipe, and how its test set is looked at."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(description="Name of the task in tables and folders.")
     title: str = Field(description="What it is, for a reader.")
@@ -37,7 +39,7 @@ class Task(BaseModel):
 class Experiment(BaseModel):
     """Tasks, and the variants that each is run in: overrides of the recipe, `key.key: value`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal[1] = 1
     title: str
@@ -59,7 +61,7 @@ def load_experiment(name: str) -> Experiment:
         )
     text = (resources.files("relpos") / "recipes" / "experiments" / f"{name}.yaml").read_text("utf-8")
     try:
-        return Experiment.model_validate(yaml.safe_load(text))
+        return Experiment.model_validate(read_yaml(text))
     except pydantic.ValidationError as error:
         raise UsageError(f"experiment {name}: {error.errors()[0]['msg']}.") from error
 
@@ -76,40 +78,80 @@ def run_experiment(
         overrides: `key.key=value`, applied to every recipe before the variant's own.
         report: receives lines about the progress.
     Raises:
-        InputError: a recipe or its data cannot be used. Interrupted: as `train`.
+        UsageError: an option is wrong, or `out` holds runs or results of other settings.
+        InputError: a recipe or its data cannot be used. Interrupted: as `train`. OSError: as a file.
     """
     file = out / "results.jsonl"
     records = read_results(file)
-    done = {(record["task"], record["variant"]) for record in records}
+    done = {(record["task"], record["variant"]): record.get("fingerprint") for record in records}
+    steps = plan(experiment, overrides or [])
+    for task, variant, recipe in steps:
+        _check_settings(task, variant, recipe, out, done)
+    for task, variant, recipe in steps:
+        if (task.name, variant) in done:
+            report(f"{task.name}, {variant}: done before")
+            continue
+        run = out / task.name / variant
+        report(f"{task.name}, {variant}")
+        model = train(recipe, run, resume=(run / "recipe.yaml").exists(), report=report)
+        record = {"task": task.name, "title": task.title, "variant": variant}
+        record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}
+        records.append(record)
+        write_text_whole(file, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records))
+    return records
+
+
+def plan(experiment: Experiment, overrides: list[str]) -> list[tuple[Task, str, Recipe]]:
+    """Every task in every variant, and its recipe. Raises: UsageError."""
+    steps = []
     for task in experiment.tasks:
         for variant, changes in experiment.variants.items():
-            if (task.name, variant) in done:
-                report(f"{task.name}, {variant}: done before")
-                continue
-            options = [*(overrides or []), *(f"{key}={json.dumps(value)}" for key, value in changes.items())]
-            recipe = load_recipe(task.recipe, options)
-            run = out / task.name / variant
-            report(f"{task.name}, {variant}")
-            model = train(recipe, run, resume=(run / "recipe.yaml").exists(), report=report)
-            record = {"task": task.name, "title": task.title, "variant": variant}
-            record |= _measure(task, recipe, run, model)
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
-            records.append(record)
-    return records
+            options = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())]
+            steps.append((task, variant, load_recipe(task.recipe, options)))
+    return steps
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """SHA-256 of every setting of `recipe`, defaults included, but `data.folder`: a corpus may be moved."""
+    settings = recipe.model_dump(mode="json")
+    del settings["data"]["folder"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def read_results(file: Path) -> list[dict[str, Any]]:
-    """The records in a results file; none if it is missing. A last line cut short by a kill is left out."""
+    """The records in a results file; none if it is missing. A last line without its end is left out.
+
+    Raises:
+        InputError: a line holds no record.
+    """
     if not file.is_file():
         return []
     records = []
-    for line in file.read_text("utf-8").splitlines():
+    # not splitlines, which also breaks at signs that stand in samples
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
-            continue
+            record = None
+        if not isinstance(record, dict) or not {"task", "variant"} <= record.keys():
+            raise InputError(f"{file} line {number} is damaged; delete that line to have it done again.")
+        records.append(record)
     return records
+
+
+def _check_settings(task: Task, variant: str, recipe: Recipe, out: Path, done: dict[Any, Any]) -> None:
+    """Refuse results, or a run that was begun, of other settings than those of `recipe`."""
+    begun = out / task.name / variant / "recipe.yaml"
+    if (task.name, variant) in done:
+        before = done[task.name, variant]
+    elif begun.is_file():
+        before = fingerprint(load_recipe(str(begun)))
+    else:
+        return
+    if before != fingerprint(recipe):
+        raise UsageError(
+            f"{out} holds results of other settings ({task.name}, {variant}); choose another --out."
+        )
 
 
 def _measure(task: Task, recipe: Recipe, run: Path, model: Path) -> dict[str, Any]:
@@ -139,7 +181,7 @@ def _measure(task: Task, recipe: Recipe, run: Path, model: Path) -> dict[str, An
 
 
 def _samples(pairs: Any, result: Evaluation, count: int = 12) -> list[dict[str, str]]:
-    """Every so-manieth segment of the test set, so that none was chosen by its quality."""
+    """Segments of the test set, evenly spaced, so that none was chosen by its quality."""
     step = max(1, len(pairs) // count)
     rows = range(0, len(pairs), step)[:count]
     return [

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -18,13 +18,13 @@ def open_whole(path: Path) -> Iterator[TextIO]:
         OSError: it cannot be written.
     """
     if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8", newline="\n") as file:
+        with _open(path) as file:
             yield file
         return
     path = Path(os.path.realpath(path))
     draft = path.with_name(path.name + ".part")
     try:
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
+        with _open(draft) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -45,3 +45,16 @@ def write_text_whole(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
+    file = path.open("w", encoding="utf-8", newline="\n")
+    try:
+        yield file
+    except BaseException:
+        # what could not be written fails once more, and would hide what came first
+        with suppress(OSError):
+            file.close()
+        raise
+    file.close()

@@ -5,11 +5,12 @@ override, `training.updates=100`.
 """
 
 import difflib
+import re
 import types
 import typing
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
@@ -17,10 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from relpos.translation.corpora import CleaningRules, Source
 from relpos.translation.errors import UsageError
+from relpos.translation.files import write_text_whole
+
+_DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class DataSettings(_Section):
@@ -29,7 +33,9 @@ class DataSettings(_Section):
     source_language: str = Field(default="en", description="Language tag of the source side.")
     target_language: str = Field(default="de", description="Language tag of the target side.")
     folder: Path = Field(
-        default=Path("."), description="Relative paths below start here; itself from where you are."
+        default=Path("."),
+        strict=False,
+        description="Relative paths below start here; itself from where you are.",
     )
     train: list[Source] = Field(min_length=1, description="Corpora to learn from.")
     validation: list[Source] = Field(default=[], description="Corpora to watch; empty: a share of `train`.")
@@ -75,7 +81,7 @@ class ModelSettings(_Section):
         default="none", description="Positions added to the embeddings."
     )
     max_positions: int = Field(default=512, gt=0, description="Rows of a learned table, tokens.")
-    relative_max_distance: int | tuple[int, int] | None = Field(
+    relative_max_distance: int | Annotated[tuple[int, int], Field(strict=False)] | None = Field(
         default=16, description="k, [left, right], or null for no relative positions."
     )
     relative_keys: bool = Field(default=True, description="Distances act on the keys (equation 4).")
@@ -118,7 +124,9 @@ class TrainingSettings(_Section):
     learning_rate_scale: float = Field(
         default=1.0, gt=0, description="s in s * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."
     )
-    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Adam's two decay rates.")
+    adam_betas: tuple[_DecayRate, _DecayRate] = Field(
+        default=(0.9, 0.98), strict=False, description="Adam's two decay rates."
+    )
     adam_epsilon: float = Field(default=1e-9, gt=0, description="Adam's epsilon.")
     max_gradient_norm: float = Field(
         default=0.0, ge=0, description="Longer gradients are shortened; 0: never."
@@ -141,7 +149,8 @@ class TrainingSettings(_Section):
     average: int = Field(
         default=1,
         gt=0,
-        description="Checkpoints whose weights are averaged in the end: the best and those before.",
+        description="Last checkpoints whose weights are averaged in the end; the average becomes the model "
+        "only where its validation score is no worse than that of the best single checkpoint.",
     )
     validation_pairs: int = Field(
         default=1000, gt=0, description="Validation pairs translated each time, at most."
@@ -165,6 +174,16 @@ class Recipe(_Section):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     translation: TranslationSettings = Field(default_factory=TranslationSettings)
 
+    @model_validator(mode="after")
+    def _positions_suffice(self) -> "Recipe":
+        longest, rows = self.training.max_length, self.model.max_positions
+        if self.model.absolute_positions == "learned" and longest > rows:
+            raise ValueError(
+                f"training.max_length must be at most model.max_positions = {rows} where positions are "
+                f"learned; got {longest}"
+            )
+        return self
+
 
 def packaged_recipes() -> list[str]:
     """Names of the recipes that come with relpos."""
@@ -187,7 +206,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         known = ", ".join(packaged_recipes())
         raise UsageError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")
     try:
-        values = yaml.safe_load(text)
+        values = read_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -210,9 +229,30 @@ def check_recipe(values: dict[str, Any], name: str) -> Recipe:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every key of `recipe`, defaults included."""
-    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    """Write every key of `recipe`, defaults included; an older file is replaced at once or not at all."""
+    text = yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    write_text_whole(path, text)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, to which 1e-9 is a number as in YAML 1.2, and not only 1.0e-9."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes for `_Loader`: a name such as 1e5 gets quotes."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+def read_yaml(text: str) -> Any:
+    """The values in `text`. Raises: yaml.YAMLError."""
+    return yaml.load(text, _Loader)  # a safe loader: makes nothing but plain values
 
 
 def _read(path: Path) -> str:
@@ -236,7 +276,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise UsageError(f"option --{key}: {section} holds one value, not further keys.")
     try:
-        values[last] = yaml.safe_load(text)
+        values[last] = read_yaml(text)
     except yaml.YAMLError:
         values[last] = text
 
@@ -253,7 +293,7 @@ def _sentence(item: Any, name: str) -> str:
         return f"{name}: key {key!r} is missing"
     message = item["msg"].removeprefix("Value error, ")
     value = "" if isinstance(item["input"], dict | list) else f"; got {item['input']!r}"
-    return f"{name}: {key}: {message[0].lower() + message[1:]}{value}"
+    return ": ".join(filter(None, (name, key, message[0].lower() + message[1:]))) + value
 
 
 def _known_keys(where: list[Any]) -> list[str]:

@@ -1,6 +1,8 @@
 """What the tests of corpora share: tables of given pairs, and the message of a failed reading."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import datasets
@@ -35,6 +37,22 @@ def failure(read: Callable[..., Pairs]) -> Callable[..., str]:
         return message
 
     return _failure
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], AbstractContextManager[None]]:
+    """Limit the size of files for a while, which fails like a full disk: in the middle of a write."""
+
+    @contextmanager
+    def _full_disk() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return _full_disk
 
 
 @pytest.fixture

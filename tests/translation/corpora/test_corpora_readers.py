@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relpos.translation.corpora import Source, read_corpora, read_corpus, read_lines, table
+from relpos.translation.corpora import Source, clean, read_corpora, read_corpus, read_lines, table
 from relpos.translation.errors import InputError
 
 
@@ -120,6 +120,17 @@ table.read_corpus(Source(tsv=sys.argv[1]), "en", "de", pathlib.Path(sys.argv[2])
     )
     assert killed.returncode == -9, killed.stderr
     assert len(read(tsv=path)) == 5_000
+
+
+def test_a_full_disk_is_told_as_such_and_not_as_a_fault_of_the_corpus(tmp_path, full_disk):
+    path = _write(tmp_path / "a.tsv", "".join(f"line {i}\tZeile {i}\n" for i in range(5_000)))
+    whole = read_corpus(Source(tsv=path), "en", "de", tmp_path / "whole")
+    with full_disk():
+        with pytest.raises(OSError, match="File too large"):
+            read_corpus(Source(tsv=path), "en", "de", tmp_path / "cache")
+        with pytest.raises(OSError, match="File too large"):
+            clean(whole)
+    assert len(read_corpus(Source(tsv=path), "en", "de", tmp_path / "cache")) == 5_000
 
 
 def test_a_missing_file_is_told(tmp_path, failure):

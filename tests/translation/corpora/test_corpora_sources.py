@@ -3,6 +3,7 @@
 import datasets
 import huggingface_hub
 import pytest
+from datasets.exceptions import DatasetGenerationError
 from pydantic import ValidationError
 
 from relpos.translation.corpora import Source
@@ -112,3 +113,13 @@ def test_a_data_set_of_the_hub_is_loaded_without_its_code(read, monkeypatch):
     fields = ["translation.en", "translation.de"]
     assert read(dataset="some/set", config="de-en", split="test", fields=fields) == [("one", "eins")]
     assert asked == {"name": "some/set", "config": "de-en", "split": "test", "options": {}}
+
+
+def test_a_full_disk_is_told_where_a_data_set_is_loaded(failure, tmp_path, monkeypatch):
+    def load_dataset(*args, **options):
+        full = OSError(28, "No space left on device")
+        raise DatasetGenerationError("An error occurred while generating the dataset") from full
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    message = f"{tmp_path}, split train cannot be loaded: [Errno 28] No space left on device"
+    assert message in failure(dataset=str(tmp_path))

@@ -52,7 +52,7 @@ _SLACK = 15
 class CleaningRules(BaseModel):
     """What a pair must be to be kept. Kept texts are in Unicode normal form C, words with single spaces."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     drop_equal: bool = Field(default=True, description="Drop pairs whose sides are equal, apart from case.")
     drop_duplicates: bool = Field(default=True, description="Keep only the first of several equal pairs.")
@@ -115,7 +115,7 @@ class CleaningReport:
 
 
 def clean(
-    dataset: datasets.Dataset, rules: CleaningRules | None = None, *, num_proc: int | None = None
+    dataset: datasets.Dataset, rules: CleaningRules | None = None
 ) -> tuple[datasets.Dataset, CleaningReport]:
     """Return the pairs that keep the rules, in their order, and a report of the others.
 
@@ -125,7 +125,6 @@ def clean(
     Args:
         dataset: with columns `source` and `target`; other columns are kept.
         rules: default `CleaningRules()`.
-        num_proc: processes to judge with; default this one alone.
     """
     if not len(dataset):
         return dataset, CleaningReport(kept=0)
@@ -135,7 +134,6 @@ def clean(
         _judge,
         batched=True,
         fn_kwargs={"rules": rules},
-        num_proc=num_proc,
         features=datasets.Features(
             {**dataset.features, _REASON: datasets.Value("int8"), _PAIR: datasets.Value("uint64")}
         ),

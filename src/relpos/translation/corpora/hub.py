@@ -5,18 +5,17 @@ Code that comes with a data set is never run.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import huggingface_hub
-from datasets.exceptions import DatasetsError
+from datasets.exceptions import DatasetGenerationError, DatasetsError
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from relpos.translation.corpora.readers import Pair, pick
-from relpos.translation.errors import InputError
+from relpos.translation.corpora.readers import Pair, nearest, pick
+from relpos.translation.errors import InputError, first_line
 
 _TIMEOUT_SECONDS = 10
 
@@ -60,13 +59,11 @@ def _load_folder(folder: Path, config: str | None, split: str, cache: Path) -> d
         try:
             saved = datasets.load_from_disk(str(folder))
         except (OSError, ValueError) as error:
-            raise InputError(
-                f"dataset: the folder {folder} cannot be read ({_first_line(error)})."
-            ) from error
+            raise InputError(f"dataset: the folder {folder} cannot be read ({first_line(error)}).") from error
         if isinstance(saved, datasets.Dataset):
             return saved
         if split not in saved:
-            raise InputError(f"dataset: {folder} has no split {split!r}{_nearest(split, list(saved))}.")
+            raise InputError(f"dataset: {folder} has no split {split!r}{nearest(split, saved)}.")
         return saved[split]
     return _load(str(folder), config, split, cache_dir=str(cache))
 
@@ -76,8 +73,10 @@ def _load(name: str, config: str | None, split: str, **options: Any) -> datasets
         return datasets.load_dataset(name, config, split=split, **options)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         of_config = f", configuration {config}" if config else ""
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else None
         raise InputError(
-            f"dataset: {name}{of_config}, split {split} cannot be loaded: {_first_line(error)}"
+            f"dataset: {name}{of_config}, split {split} cannot be loaded: "
+            f"{first_line(cause if isinstance(cause, OSError) else error)}"
         ) from error
 
 
@@ -93,19 +92,10 @@ def _check_on_hub(name: str) -> None:
             "or log in with `hf auth login`."
         ) from error
     except HfHubHTTPError as error:
-        raise InputError(f"dataset: the Hugging Face Hub refused {name!r}: {_first_line(error)}") from error
+        raise InputError(f"dataset: the Hugging Face Hub refused {name!r}: {first_line(error)}") from error
     except Exception as error:
         # the kinds of connection errors depend on the HTTP client that huggingface_hub uses
         raise InputError(
             f"dataset: {name!r} is neither a local folder nor in the cache, and the Hugging Face Hub "
             f"cannot be reached ({type(error).__name__}); check the name and the network."
         ) from error
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; the nearest is {nearest[0]!r}" if nearest else f"; it has {', '.join(known)}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

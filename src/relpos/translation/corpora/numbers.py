@@ -31,7 +31,7 @@ _MOST_REPEATS = 2_000
 class NumberLines(BaseModel):
     """Lines of numbers in words. Lines of the two parts never meet, whatever the seeds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     lines: PositiveInt = Field(description="How many lines to make.")
     shortest: PositiveInt = Field(default=1, description="Fewest numbers in a line.")

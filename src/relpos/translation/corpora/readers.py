@@ -83,11 +83,20 @@ def pick(record: Mapping[str, Any], field: str, where: str) -> str:
     return value
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """End of a message about a name that is not among the known: the nearest of them, or what there is."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"; the nearest is {near[0]!r}"
+    return f"; it has {', '.join(known[:10])}" if known else "; it is empty"
+
+
 def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
     value: Any = record
     for part in field.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise InputError(f"{where} has no field {field!r}{_nearest(field, _names(record))}.")
+            raise InputError(f"{where} has no field {field!r}{nearest(field, _names(record))}.")
         value = value[part]
     return value
 
@@ -97,14 +106,6 @@ def _names(record: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{name}.")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if nearest:
-        return f"; the nearest is {nearest[0]!r}"
-    return f"; it has {', '.join(known[:10])}" if known else "; it is empty"
 
 
 def _json_kind(value: object) -> str:

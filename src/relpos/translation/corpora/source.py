@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from typing_extensions import Self
@@ -10,6 +11,12 @@ from typing_extensions import Self
 from relpos.translation.corpora.numbers import NumberLines
 
 _KINDS = ("tsv", "files", "jsonl", "dataset", "catalogs", "numbers")
+
+# YAML has lists for tuples and text for paths; about what is in them, and all else, a recipe is strict
+_Path = Annotated[Path, Field(strict=False)]
+_Paths = Annotated[tuple[_Path, _Path], Field(strict=False)]
+_Names = Annotated[tuple[str, str], Field(strict=False)]
+_Numbers = Annotated[tuple[int, int], Field(strict=False)]
 
 # options, and the kinds that they belong to
 _OPTIONS = {
@@ -23,18 +30,18 @@ _OPTIONS = {
 class Source(BaseModel):
     """One corpus of parallel text; exactly one of tsv, files, jsonl, dataset, catalogs and numbers is set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    tsv: Path | None = Field(
+    tsv: _Path | None = Field(
         default=None, description="File of lines `source TAB target`, UTF-8, plain or gzipped."
     )
-    columns: tuple[int, int] | None = Field(
+    columns: _Numbers | None = Field(
         default=None, description="For tsv: the columns of source and target, counted from 0; default [0, 1]."
     )
-    files: tuple[Path, Path] | None = Field(
+    files: _Paths | None = Field(
         default=None, description="Two files, source and target, where equal line numbers belong together."
     )
-    jsonl: Path | None = Field(
+    jsonl: _Path | None = Field(
         default=None, description="File with one JSON object a line, plain or gzipped."
     )
     dataset: str | None = Field(
@@ -45,7 +52,7 @@ class Source(BaseModel):
         default=None, description="For dataset: its configuration, for example `de-en`."
     )
     split: str | None = Field(default=None, description="For dataset: its split; default train.")
-    fields: tuple[str, str] | None = Field(
+    fields: _Names | None = Field(
         default=None,
         description="For jsonl and dataset: the fields of source and target, for example [en, de] or "
         "[translation.en, translation.de]; default [source, target].",

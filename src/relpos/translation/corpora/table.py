@@ -46,6 +46,7 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
         cache: folder for the tables; made where missing.
     Raises:
         InputError: the corpus cannot be read, or has no pair; or the cache folder cannot be made.
+        OSError: the table cannot be written.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,8 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
             fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
         )
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, InputError):
+        # the readers give InputErrors alone, so an OSError comes from writing the table
+        if isinstance(error.__cause__, InputError | OSError):
             raise error.__cause__ from None
         raise
 
