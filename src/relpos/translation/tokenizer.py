@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, first_line
 
 _PAD, _BOS, _EOS, _UNK = "<pad>", "<s>", "</s>", "<unk>"
 _MARKS = [_PAD, _BOS, _EOS, _UNK]
@@ -93,8 +93,4 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise InputError(f"{folder}: the tokenizer cannot be read ({_first_line(error)}).") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise InputError(f"{folder}: the tokenizer cannot be read ({first_line(error)}).") from error
