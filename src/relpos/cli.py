@@ -152,6 +152,18 @@ def train(
 
 
 @app.command()
+def recipe(
+    name: Annotated[
+        str, typer.Argument(help="A YAML file, or a recipe that comes with relpos.")
+    ] = "messages",
+) -> None:
+    """Print a recipe with every key, its value and what it means: a start for your own."""
+    from relpos.translation.recipe import explain_recipe, load_recipe
+
+    print(explain_recipe(load_recipe(name)), end="")
+
+
+@app.command()
 def translate(
     model: ModelArgument,
     file: Annotated[
@@ -290,8 +302,7 @@ def _settle() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()
     keep_memory()
 
 

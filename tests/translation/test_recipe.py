@@ -14,6 +14,7 @@ from relpos.translation.recipe import (
     ModelSettings,
     Recipe,
     check_recipe,
+    explain_recipe,
     load_recipe,
     packaged_recipes,
     write_recipe,
@@ -353,3 +354,11 @@ def test_every_key_has_a_description() -> None:
 
 def test_a_wrong_recipe_is_wrong_use_and_wrong_input() -> None:
     assert issubclass(UsageError, InputError)
+
+
+def test_explained_recipe_is_the_same_recipe(tmp_path: Path) -> None:
+    for name in packaged_recipes():
+        text = explain_recipe(load_recipe(name))
+        (tmp_path / "explained.yaml").write_text(text, encoding="utf-8")
+        assert load_recipe(str(tmp_path / "explained.yaml")) == load_recipe(name)
+        assert "# Layers of the encoder." in text

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GenerationConfig
 
 from relpos.translation.checkpoints import average_weights, is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
@@ -298,8 +299,35 @@ def test_unfinished_checkpoint_is_no_model(small_recipe: Callable[..., Recipe], 
 
 def test_resuming_with_other_batches_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     train(small_recipe(updates=4), tmp_path / "run")
-    with pytest.raises(InputError, match=r"begun with another training\.tokens_per_batch"):
+    with pytest.raises(InputError, match=r"training\.tokens_per_batch was 512, and is 600 now"):
         train(small_recipe(updates=8, tokens_per_batch=600), tmp_path / "run", resume=True)
+
+
+def test_run_that_failed_before_its_first_checkpoint_gives_way(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe, run = small_recipe(updates=4), tmp_path / "run"
+    wrong = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 9000})})
+    with pytest.raises(InputError, match="too small for its vocabulary"):
+        train(wrong, run)
+    assert train(recipe, run) == run / "model"
+
+
+def test_saved_model_has_a_limit_on_what_generate_makes(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    model = train(small_recipe(updates=4, max_length=30), tmp_path / "run")
+    settings = GenerationConfig.from_pretrained(model)
+    assert settings.max_new_tokens == 60
+    assert (settings.num_beams, settings.length_penalty) == (4, 0.6)
+
+
+def test_warm_up_longer_than_training_is_pointed_out(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    train(small_recipe(updates=4, warmup=10), tmp_path / "run", report=lines.append)
+    assert any("training.warmup is 10, training.updates 4" in line for line in lines)
 
 
 def test_run_in_use_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -317,7 +345,7 @@ def test_resuming_with_another_model_is_refused(small_recipe: Callable[..., Reci
     recipe = small_recipe(updates=4)
     train(recipe, tmp_path / "run")
     other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": 64})})
-    with pytest.raises(InputError, match="begun with another model than"):
+    with pytest.raises(InputError, match=r"model\.d_ff was 32, and is 64 now"):
         train(other, tmp_path / "run", resume=True)
 
 

@@ -21,6 +21,7 @@ from relpos.translation.files import write_text_whole
 from relpos.translation.generation import Translator
 from relpos.translation.preparation import read_parts
 from relpos.translation.recipe import Recipe, load_recipe, read_yaml
+from relpos.translation.runs import has_begun
 from relpos.translation.training import train
 
 
@@ -93,7 +94,7 @@ def run_experiment(
             continue
         run = out / task.name / variant
         report(f"{task.name}, {variant}")
-        model = train(recipe, run, resume=(run / "recipe.yaml").exists(), report=report)
+        model = train(recipe, run, resume=has_begun(run), report=report)
         record = {"task": task.name, "title": task.title, "variant": variant}
         record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}
         records.append(record)
@@ -141,11 +142,11 @@ def read_results(file: Path) -> list[dict[str, Any]]:
 
 def _check_settings(task: Task, variant: str, recipe: Recipe, out: Path, done: dict[Any, Any]) -> None:
     """Refuse results, or a run that was begun, of other settings than those of `recipe`."""
-    begun = out / task.name / variant / "recipe.yaml"
+    run = out / task.name / variant
     if (task.name, variant) in done:
         before = done[task.name, variant]
-    elif begun.is_file():
-        before = fingerprint(load_recipe(str(begun)))
+    elif has_begun(run):
+        before = fingerprint(load_recipe(str(run / "recipe.yaml")))
     else:
         return
     if before != fingerprint(recipe):

@@ -35,6 +35,7 @@ def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepare
     Raises:
         InputError: a corpus cannot be read, or too little of it is left.
     """
+    report("reading the corpora")
     parts, summary = read_parts(recipe.data, run / "cache")
     for line in summary["cleaning"]:
         report(line)

@@ -234,6 +234,31 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     write_text_whole(path, text)
 
 
+def explain_recipe(recipe: Recipe) -> str:
+    """`recipe` as YAML with what every key means beside it."""
+    lines = [f"format: {recipe.format}"]
+    for name in ("data", "tokenizer", "model", "training", "translation"):
+        section = getattr(recipe, name)
+        lines += ["", f"{name}:  # {(type(section).__doc__ or '').splitlines()[0]}"]
+        lines += _explain_keys(section, "  ")
+    lines += ["", "# What an entry of data.train, validation or test may hold:"]
+    lines += [f"#   {key}: {field.description}" for key, field in Source.model_fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _explain_keys(section: BaseModel, indent: str) -> list[str]:
+    lines = []
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
+            lines += [f"{indent}{key}:  # {field.description}", *_explain_keys(value, indent + "  ")]
+            continue
+        plain = section.model_dump(mode="json", include={key}, exclude_none=isinstance(value, list))[key]
+        text = yaml.dump(plain, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
+        lines.append(f"{indent}{key}: {text.splitlines()[0]}  # {field.description}")
+    return lines
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, to which 1e-9 is a number as in YAML 1.2, and not only 1.0e-9."""
 

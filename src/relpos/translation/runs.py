@@ -26,15 +26,18 @@ class OpenRun:
 
 
 def begin_run(recipe: Recipe, run: Path) -> OpenRun:
-    """Make the folder of a new run.
+    """Make the folder of a new run. What failed there before its first checkpoint gives way.
 
     Raises:
         InputError: the folder holds a run already, or cannot be made.
     """
-    if (run / "recipe.yaml").exists() or (run / "model").exists():
+    if has_begun(run):
         raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
+    for name in ("checkpoints", "tokenizer", "logs"):
+        shutil.rmtree(run / name, ignore_errors=True)
     try:
         run.mkdir(parents=True, exist_ok=True)
+        (run / "metrics.jsonl").unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{run}: cannot be made ({error.strerror}). Choose another --out.") from error
     write_recipe(recipe, run / "recipe.yaml")
@@ -65,6 +68,11 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
     return OpenRun(checkpoint, is_finished)
 
 
+def has_begun(run: Path) -> bool:
+    """Whether `run` holds a checkpoint or a model, so that something would be lost by beginning again."""
+    return (run / "model").exists() or bool(sealed_checkpoints(run / "checkpoints"))
+
+
 def mark_finished(checkpoint: Path) -> None:
     """Note in a checkpoint, before it is sealed, that training came to its end with it."""
     (checkpoint / _FINISHED).touch()
@@ -76,17 +84,22 @@ def updates_of(checkpoint: Path) -> int:
 
 
 def _check_same(before: Recipe, recipe: Recipe, run: Path) -> None:
-    differing = [name for name in _SAME_SECTIONS if getattr(before, name) != getattr(recipe, name)]
-    differing += [
-        f"training.{name}"
-        for name in _SAME_TRAINING
-        if getattr(before.training, name) != getattr(recipe.training, name)
+    pairs = [(name, getattr(before, name), getattr(recipe, name)) for name in _SAME_SECTIONS]
+    compared = [
+        (f"{section}.{key}", getattr(then, key), getattr(now, key))
+        for section, then, now in pairs
+        for key in type(then).model_fields
     ]
-    if differing:
-        raise InputError(
-            f"{run} was begun with another {differing[0]} than this recipe has. "
-            f"Resume with {run / 'recipe.yaml'}, or choose another --out."
-        )
+    compared += [
+        (f"training.{key}", getattr(before.training, key), getattr(recipe.training, key))
+        for key in _SAME_TRAINING
+    ]
+    for key, then, now in compared:
+        if then != now:
+            raise InputError(
+                f"{run} was begun with other settings: {key} was {then}, and is {now} now. "
+                f"Resume with {run / 'recipe.yaml'}, or choose another --out."
+            )
 
 
 def _newest_undamaged(checkpoints: list[Path], report: Callable[[str], None]) -> Path | None:

@@ -185,6 +185,8 @@ class RelposTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+        # the time since the last logged line, for whoever resumes from here
+        self.state.log_history.append({"step": self.state.global_step, "seconds": round(self.seconds, 2)})
         try:
             super()._save_checkpoint(model, trial)
             # every process writes its random state into the folder

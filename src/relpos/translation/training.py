@@ -66,6 +66,12 @@ def _train(recipe: Recipe, run: Path, resume: bool, report: Callable[[str], None
         prepared = prepare(recipe, run, report)
     model = RelposForConditionalGeneration(make_config(recipe, prepared.tokenizer))
     report(f"{model.num_parameters():,} weights")
+    if recipe.training.warmup >= recipe.training.updates:
+        report(
+            "note: the learning rate will still be rising in the end: training.warmup is "
+            f"{recipe.training.warmup}, training.updates {recipe.training.updates}; "
+            "a tenth to a third of the updates is usual"
+        )
     with _noted_signals() as stopped:
         trainer = _make_trainer(recipe, prepared, model, run, stopped)
         if open_run.is_finished:
@@ -218,6 +224,9 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
     generation = trainer.model.generation_config
     generation.num_beams = recipe.translation.beams
     generation.length_penalty = recipe.translation.length_penalty
+    # for callers of `generate` that name no limit; transformers' own is 20
+    generation.max_length = None
+    generation.max_new_tokens = min(2 * recipe.training.max_length, recipe.model.max_positions - 1)
     generation.save_pretrained(draft)
     trainer.processing_class.save_pretrained(draft)
     write_recipe(recipe, draft / "recipe.yaml")

@@ -96,7 +96,10 @@ def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
     value: Any = record
     for part in field.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise InputError(f"{where} has no field {field!r}{nearest(field, _names(record))}.")
+            raise InputError(
+                f"{where} has no field {field!r}{nearest(field, _names(record))}. "
+                "Name the two in the recipe, for example fields: [en, de]."
+            )
         value = value[part]
     return value
 
