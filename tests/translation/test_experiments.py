@@ -41,7 +41,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
 
     def train(recipe: Recipe, run: Path, *, resume: bool, report: Callable[[str], None]) -> Path:
         asked.append((run, resume))
-        run.mkdir(parents=True, exist_ok=True)
+        (run / "model").mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, run / "recipe.yaml")
         return run / "model"
 

@@ -190,7 +190,10 @@ def test_json_that_is_no_object_is_told(tmp_path, failure, record, kind):
 def test_a_missing_field_is_told_with_the_nearest(tmp_path, failure):
     path = _write_jsonl(tmp_path / "a.jsonl", {"translation": {"en": "a", "de": "b"}})
     message = failure(jsonl=path, fields=["translaton.en", "translation.de"])
-    assert message == f"{path} line 1 has no field 'translaton.en'; the nearest is 'translation.en'."
+    assert message == (
+        f"{path} line 1 has no field 'translaton.en'; the nearest is 'translation.en'. "
+        "Name the two in the recipe, for example fields: [en, de]."
+    )
     assert "has no field 'source'; it has translation, translation.en, translation.de." in failure(jsonl=path)
 
 

@@ -77,7 +77,7 @@ def test_an_unknown_split_of_a_folder_of_files_is_told(tmp_path, failure):
 
 def test_an_unknown_field_of_a_data_set_is_told(saved, failure):
     message = failure(dataset=str(saved), fields=["sorce", "target"])
-    assert message == f"dataset {saved} row 1 has no field 'sorce'; the nearest is 'source'."
+    assert message.startswith(f"dataset {saved} row 1 has no field 'sorce'; the nearest is 'source'. ")
 
 
 def test_a_missing_folder_is_told(failure):
