@@ -16,6 +16,10 @@ from relpos.translation.recipe import Recipe, check_recipe, write_recipe
 from relpos.translation.training import train
 
 
+# the tensors of tests are small, and threads that wait for each other are slow where the cores are busy
+torch.set_num_threads(1)
+
+
 @pytest.fixture
 def nan_in_fresh_memory() -> Iterator[None]:
     """Memory that an operator forgets to write reads as NaN."""
