@@ -388,3 +388,13 @@ def test_importing_relpos_imports_torch_alone() -> None:
 
 def test_the_version_is_that_of_the_distribution() -> None:
     assert relpos.__version__ == version("relpos")
+
+
+def test_key_lengths_of_a_small_dtype_serve_long_keys() -> None:
+    x = torch.randn(2, 2, 300, 4)
+    table = torch.randn(5, 4)
+    lengths = torch.tensor([5, 50])
+    expected = relpos.relative_attention(x, x, x, table, None, key_lengths=lengths)
+    for dtype in (torch.int8, torch.uint8):
+        out = relpos.relative_attention(x, x, x, table, None, key_lengths=lengths.to(dtype))
+        assert torch.equal(out, expected)

@@ -240,7 +240,8 @@ def _checked_lengths(key_lengths: Tensor | None, query: Tensor, key: Tensor) -> 
     _check_batch_integers("key_lengths", key_lengths, query)
     num_keys = key.shape[2]
     if can_look_at(key_lengths):
-        is_outside = (key_lengths < 0) | (key_lengths > num_keys)
+        # as int64, since a length may be too large for the dtype of key_lengths
+        is_outside = (key_lengths.long() < 0) | (key_lengths.long() > num_keys)
         if is_outside.any():
             raise ValueError(
                 f"key_lengths must be between 0 and the length of key = {num_keys}; "

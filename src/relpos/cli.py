@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,7 +96,8 @@ def run(arguments: list[str]) -> int:
 
 def _fail(message: str, code: int) -> int:
     _drop_unwritten()
-    print(f"relpos: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # standard error may be closed, too
+        print(f"relpos: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

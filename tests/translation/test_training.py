@@ -330,6 +330,47 @@ def test_warm_up_longer_than_training_is_pointed_out(
     assert any("training.warmup is 10, training.updates 4" in line for line in lines)
 
 
+def test_resuming_at_the_last_update_makes_no_further_one(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics
+) -> None:
+    run = tmp_path / "run"
+    train(small_recipe(updates=8), run)
+    for changed in ({"updates": 8, "log_every": 2}, {"updates": 4}):
+        train(small_recipe(**changed), run, resume=True)
+        assert max(metrics(run, "loss")) == 8
+        assert not (run / "checkpoints" / "checkpoint-9").exists()
+
+
+def test_resuming_with_another_schedule_is_refused(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    train(small_recipe(updates=4), tmp_path / "run")
+    for name, value in (("warmup", 20), ("learning_rate_scale", 2.0), ("label_smoothing", 0.5)):
+        with pytest.raises(InputError, match=rf"training\.{name} was "):
+            train(small_recipe(updates=8, **{name: value}), tmp_path / "run", resume=True)
+
+
+def test_loss_that_is_no_number_stops_training(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no number any more at update \d+.*learning_rate_scale"):
+        train(small_recipe(learning_rate_scale=1e30), tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_reader_of_the_progress_that_leaves_is_a_failure(
+    small_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    code = "import sys; from relpos.cli import run; sys.exit(run(sys.argv[1:]))"
+    train_it = f"{sys.executable} -c '{code}' train {small_file(updates=300)} --out {tmp_path / 'run'}"
+    done = subprocess.run(
+        ["bash", "-c", f"{train_it} 2>&1 | head -3; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+
+
 def test_run_in_use_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     train(small_recipe(updates=4), tmp_path / "run")
     with pytest.raises(InputError, match=r"holds a run already\. Add --resume"):

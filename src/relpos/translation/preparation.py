@@ -13,7 +13,7 @@ from relpos.translation.corpora import Source, clean, read_corpora, split
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
 from relpos.translation.recipe import DataSettings, Recipe
-from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
+from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _encode(
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     draft = folder.with_name(folder.name + ".part")
-    tokenizer.save_pretrained(draft)
+    save_tokenizer(tokenizer, draft)
     os.replace(draft, folder)
 
 

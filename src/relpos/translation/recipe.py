@@ -108,7 +108,7 @@ class ModelSettings(_Section):
 class TrainingSettings(_Section):
     """How long, how fast, and what is kept."""
 
-    seed: int = Field(default=1, description="Of weights, dropout and the order of batches.")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="Of weights, dropout and the order of batches.")
     updates: int = Field(default=100_000, gt=0, description="Optimiser steps at most.")
     minutes: float | None = Field(
         default=None, gt=0, description="Stop after this time, validation included; null: no limit."

@@ -14,7 +14,20 @@ from relpos.translation.recipe import Recipe, load_recipe, write_recipe
 _FINISHED = "finished"
 _SAME_SECTIONS = ("data", "tokenizer", "model")
 # with other values of these the updates that were made would not be those of this recipe
-_SAME_TRAINING = ("seed", "tokens_per_batch", "accumulation", "max_length", "precision")
+_SAME_TRAINING = (
+    "seed",
+    "tokens_per_batch",
+    "accumulation",
+    "max_length",
+    "precision",
+    "warmup",
+    "learning_rate_scale",
+    "adam_betas",
+    "adam_epsilon",
+    "max_gradient_norm",
+    "label_smoothing",
+    "best",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,10 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
             shutil.rmtree(folder)
     checkpoint = _newest_undamaged(sealed_checkpoints(run / "checkpoints"), report)
     _cut_metrics(run / "metrics.jsonl", 0 if checkpoint is None else updates_of(checkpoint))
-    is_finished = checkpoint is not None and (checkpoint / _FINISHED).exists() and before == recipe
+    is_finished = checkpoint is not None and (
+        updates_of(checkpoint) >= recipe.training.updates
+        or ((checkpoint / _FINISHED).exists() and before == recipe)
+    )
     return OpenRun(checkpoint, is_finished)
 
 

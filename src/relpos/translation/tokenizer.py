@@ -88,6 +88,17 @@ def _with_plain_bytes(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write `tokenizer` to `folder`. Raises: OSError."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:
+        # how `tokenizers` tells of a full disk
+        raise OSError(first_line(error)) from error
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer saved in `folder`; no code and no network."""
     try:

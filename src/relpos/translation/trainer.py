@@ -1,6 +1,7 @@
 """transformers' Seq2SeqTrainer with token batches, scores while training, and sealed checkpoints."""
 
 import json
+import math
 import shutil
 import signal
 import sys
@@ -27,6 +28,7 @@ from transformers.integrations import TensorBoardCallback
 
 from relpos.translation.batching import EpochLoader, PairCollator, TokenBatches
 from relpos.translation.checkpoints import seal
+from relpos.translation.errors import InputError
 from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
@@ -126,6 +128,11 @@ class RelposTrainer(Seq2SeqTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the time so far and the speed since the last line."""
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise InputError(
+                f"the loss is no number any more at update {self.state.global_step}. Lower "
+                "training.learning_rate_scale, or set training.max_gradient_norm."
+            )
         if "loss" in logs:
             elapsed = time.perf_counter() - self._ticked
             logs["target_tokens_per_second"] = round(self._tokens * self.args.world_size / elapsed, 1)

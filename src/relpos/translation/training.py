@@ -28,6 +28,7 @@ from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
 from relpos.translation.recipe import Recipe, write_recipe
 from relpos.translation.runs import OpenRun, begin_run, resume_run
+from relpos.translation.tokenizer import save_tokenizer
 from relpos.translation.trainer import RelposTrainer
 
 
@@ -49,6 +50,10 @@ def train(
     try:
         return _train(recipe, run, resume, report)
     except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise InputError(
+                f"{run}: whoever read the progress has left, and training stopped. Go on with --resume."
+            ) from error
         if isinstance(error, FileNotFoundError | ConnectionError):
             raise
         raise InputError(_saving_failed(run, error)) from error
@@ -228,7 +233,7 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
     generation.max_length = None
     generation.max_new_tokens = min(2 * recipe.training.max_length, recipe.model.max_positions - 1)
     generation.save_pretrained(draft)
-    trainer.processing_class.save_pretrained(draft)
+    save_tokenizer(trainer.processing_class, draft)
     write_recipe(recipe, draft / "recipe.yaml")
 
 
