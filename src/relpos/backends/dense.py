@@ -24,7 +24,7 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     rel_k, rel_v, labels = _reached(inputs)
     bias, is_empty = _masks(inputs)
 
-    logits = _logits(inputs, query, key, rel_k, labels, bias)  # [batch, heads, query, key]
+    logits = _logits(query, key, rel_k, labels, bias)  # [batch, heads, query, key]
     weights = torch.softmax(logits, -1)
     if inputs.dropout_p > 0:
         weights = F.dropout(weights, inputs.dropout_p)
@@ -104,9 +104,7 @@ def _masks(inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
     return bias, is_empty
 
 
-def _logits(
-    inputs: Inputs, query: Tensor, key: Tensor, rel_k: Tensor | None, labels: Tensor, bias: Tensor | None
-) -> Tensor:
+def _logits(query: Tensor, key: Tensor, rel_k: Tensor | None, labels: Tensor, bias: Tensor | None) -> Tensor:
     if rel_k is None:
         logits = torch.bmm(query, key.mT).view(labels.shape)
         return logits if bias is None else logits + bias

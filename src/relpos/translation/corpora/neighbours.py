@@ -52,12 +52,10 @@ def join_neighbours(texts: Iterable[str], groups: Groups, similarity: float) -> 
         for members, number in bigrams
     ]
     sets.sort(key=lambda entry: entry[0])
-    _join_similar(sets, counts, groups, similarity)
+    _join_similar(sets, groups, similarity)
 
 
-def _join_similar(
-    sets: Sequence[tuple[int, list[Bigram], int]], counts: Counter[Bigram], groups: Groups, similarity: float
-) -> None:
+def _join_similar(sets: Sequence[tuple[int, list[Bigram], int]], groups: Groups, similarity: float) -> None:
     # for each word pair, the sets seen so far (none larger than the present one) with it in their prefix
     index: defaultdict[Bigram, list[int]] = defaultdict(list)
     shared = [frozenset(members) for _, members, _ in sets]
