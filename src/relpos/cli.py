@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,8 +96,11 @@ def run(arguments: list[str]) -> int:
 
 def _fail(message: str, code: int) -> int:
     _drop_unwritten()
-    with suppress(OSError):  # standard error may be closed, too
-        print(f"relpos: {' '.join(message.split())}", file=sys.stderr)
+    try:
+        print(f"relpos: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        # nobody reads it; Python would try once more at exit, and exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 
 
