@@ -15,6 +15,8 @@ from relpos.backends import BACKENDS
 from relpos.translation.recipe import Recipe, check_recipe, write_recipe
 from relpos.translation.training import train
 
+pytest_plugins = ["required"]
+
 # the tensors of tests are small, and threads that wait for each other are slow where the cores are busy
 torch.set_num_threads(1)
 

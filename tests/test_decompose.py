@@ -135,8 +135,123 @@ def test_start_of_the_query_moves_the_distances() -> None:
     assert by_distance(x, max_distance=3, query_start=3, reduction="sum").tolist() == [[0, 1, 2, 3, 0, 0, 0]]
 
 
-def test_by_distance_refuses_what_it_cannot_sort() -> None:
-    with pytest.raises(ValueError, match=r"x must have 4 dimensions, .* got \[3, 3\]"):
-        by_distance(torch.zeros(3, 3), max_distance=1)
-    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum'; got 'max'"):
-        by_distance(torch.zeros(1, 1, 3, 3), max_distance=1, reduction="max")  # type: ignore[arg-type]
+META = torch.device("meta")
+POSITION = "It is the position of the first query among the keys."
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"x": None}, TypeError, "x must be a tensor; got NoneType. Make it a tensor."),
+        ({"x": [[1.0]]}, TypeError, "x must be a tensor; got list. Make it a tensor."),
+        *(
+            (
+                {"x": torch.zeros(1, 2, 3, 4, dtype=dtype)},
+                TypeError,
+                f"x must be float64, float32, bfloat16 or float16; got {dtype}. Convert it with .to().",
+            )
+            for dtype in (torch.int64, torch.bool, torch.complex64)
+        ),
+        (
+            {"x": torch.zeros(1, 2, 3, 4).to_sparse()},
+            TypeError,
+            "x must be a dense tensor; got layout torch.sparse_coo. Convert it with .to_dense().",
+        ),
+        *(
+            (
+                {"x": torch.zeros(shape)},
+                ValueError,
+                f"x must have 4 dimensions, [batch, heads, query, key]; got {list(shape)}. "
+                "Unsqueeze what is missing.",
+            )
+            for shape in ((), (3, 4), (2, 3, 4), (1, 1, 2, 3, 4))
+        ),
+        *(
+            (
+                {"max_distance": wrong},
+                TypeError,
+                f"max_distance must be {none}an integer k, or two integers (left, right); got {wrong!r}. "
+                "Give one of these.",
+            )
+            for wrong, none in ((None, ""), (1.0, "None, "), (True, "None, "), ((1,), "None, "))
+        ),
+        (
+            {"max_distance": (2, -1)},
+            ValueError,
+            "max_distance must be at least 0; got (2, -1). "
+            "It counts tokens: left before the query, right after it.",
+        ),
+        (
+            {"query_start": None},
+            TypeError,
+            "query_start must be an integer or an integer tensor [batch]; got NoneType. Leave it out for 0.",
+        ),
+        *(
+            (
+                {"query_start": wrong},
+                TypeError,
+                f"query_start must be an integer or an integer tensor [batch]; got {kind}. {POSITION}",
+            )
+            for wrong, kind in ((1.0, "float"), (True, "bool"), ("1", "str"), ([0], "list"))
+        ),
+        (
+            {"query_start": torch.zeros(1)},
+            TypeError,
+            "query_start must be a tensor of integers; got torch.float32. Convert it with .long().",
+        ),
+        *(
+            (
+                {"query_start": torch.zeros(shape, dtype=torch.int64)},
+                ValueError,
+                f"query_start must be [batch] = [1]; got {list(shape)}. Give one number for each sequence.",
+            )
+            for shape in ((), (2,), (1, 1))
+        ),
+        (
+            {"query_start": 2**70},
+            ValueError,
+            f"query_start must be between -2**62 and 2**62; got {2**70}. {POSITION}",
+        ),
+        (
+            {"query_start": torch.zeros(1, dtype=torch.int64, device=META)},
+            ValueError,
+            "query_start must be on the device of query = cpu; got meta. Move it with .to().",
+        ),
+        ({"where": True}, TypeError, "where must be a bool tensor or None; got bool. Make it a tensor."),
+        *(
+            (
+                {"where": torch.ones(3, 4, dtype=dtype)},
+                TypeError,
+                f"where must be a bool tensor or None; got {dtype}. Convert it with .bool().",
+            )
+            for dtype in (torch.float32, torch.int64)
+        ),
+        *(
+            (
+                {"where": torch.ones(shape, dtype=torch.bool)},
+                ValueError,
+                "where must be broadcastable to [batch, heads, query, key] = [1, 2, 3, 4]; "
+                f"got {list(shape)}. Unsqueeze the dimensions that it is shared over.",
+            )
+            for shape in ((4, 3), (2, 2, 3, 4), (3, 3, 4), (1, 1, 2, 3, 4))
+        ),
+        (
+            {"where": torch.ones(3, 4, dtype=torch.bool, device=META)},
+            ValueError,
+            "where must be on the device of x = cpu; got meta. Move it with .to().",
+        ),
+        *(
+            (
+                {"reduction": wrong},
+                ValueError,
+                f"reduction must be 'mean' or 'sum'; got {wrong!r}. Give one of these.",
+            )
+            for wrong in (None, "max", 1)
+        ),
+    ],
+    ids=lambda x: x[:60] if isinstance(x, str) else "",
+)
+def test_by_distance_refuses_what_it_cannot_sort(changes: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        by_distance(**{"x": torch.zeros(1, 2, 3, 4), "max_distance": 1} | changes)
+    assert str(raised.value) == message

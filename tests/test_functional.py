@@ -1,4 +1,4 @@
-"""The door: what it refuses and in which words, what it chooses, and what it leaves alone."""
+"""The door: what it chooses, what it leaves alone, and what it exports. What it refuses: test_refusals.py."""
 
 import math
 import subprocess
@@ -19,235 +19,6 @@ def arguments(**changes) -> dict:
     torch.manual_seed(0)
     plain = {name: torch.randn(2, 4, 5, 8) for name in ("query", "key", "value")}
     return plain | {name: torch.randn(5, 8) for name in ("rel_k", "rel_v")} | changes
-
-
-def floats(*shape: int, **kwargs) -> torch.Tensor:
-    return torch.zeros(*shape, **kwargs)
-
-
-META = torch.device("meta")
-ONE_A_SEQUENCE = "Give one number for each sequence."
-
-REFUSED = [
-    # kinds and dtypes
-    ({"query": [1.0]}, TypeError, "query must be a tensor; got list. Make it a tensor."),
-    ({"value": None}, TypeError, "value must be a tensor; got NoneType. Make it a tensor."),
-    ({"rel_k": 3}, TypeError, "rel_k must be a tensor or None; got int. Make it a tensor."),
-    (
-        {"key": floats(2, 4, 5, 8).to_sparse()},
-        TypeError,
-        "key must be a dense tensor; got layout torch.sparse_coo. "
-        "Pad it, and give key_lengths if it is ragged.",
-    ),
-    (
-        {"query": torch.zeros(2, 4, 5, 8, dtype=torch.int64)},
-        TypeError,
-        "query must be float64, float32, bfloat16 or float16; got torch.int64. Convert it with .to().",
-    ),
-    (
-        {"rel_v": floats(5, 8, dtype=torch.complex64)},
-        TypeError,
-        "rel_v must be float64, float32, bfloat16 or float16; got torch.complex64. Convert it with .to().",
-    ),
-    (
-        {"key": floats(2, 4, 5, 8, dtype=torch.float16)},
-        TypeError,
-        "key must have the dtype of query = torch.float32; got torch.float16. "
-        "Convert it with .to(), or use autocast.",
-    ),
-    (
-        {"value": floats(2, 4, 5, 8, dtype=torch.float64)},
-        TypeError,
-        "value must have the dtype of query = torch.float32; got torch.float64. "
-        "Convert it with .to(), or use autocast.",
-    ),
-    # devices
-    (
-        {"key": floats(2, 4, 5, 8, device=META)},
-        ValueError,
-        "key must be on the device of query = cpu; got meta. Move it with .to().",
-    ),
-    (
-        {"rel_k": floats(5, 8, device=META)},
-        ValueError,
-        "rel_k must be on the device of query = cpu; got meta. Move it with .to().",
-    ),
-    (
-        {"attn_mask": floats(5, 5, device=META)},
-        ValueError,
-        "attn_mask must be on the device of query = cpu; got meta. Move it with .to().",
-    ),
-    (
-        {"key_lengths": torch.zeros(2, dtype=torch.int64, device=META)},
-        ValueError,
-        "key_lengths must be on the device of query = cpu; got meta. Move it with .to().",
-    ),
-    # shapes
-    (
-        {"query": floats(4, 5, 8)},
-        ValueError,
-        "query must have 4 dimensions, [batch, heads, length, dim]; got [4, 5, 8]. "
-        "Split the heads, and add a batch of one if there is none.",
-    ),
-    ({"key": floats(1, 4, 5, 8)}, ValueError, "key must have the batch of query = 2; got 1. Expand it."),
-    ({"value": floats(3, 4, 5, 8)}, ValueError, "value must have the batch of query = 2; got 3. Expand it."),
-    (
-        {"key": floats(2, 4, 5, 7)},
-        ValueError,
-        "key must have the width d_k of query = 8; got 7. Check the projections.",
-    ),
-    (
-        {"query": floats(2, 4, 5, 0), "key": floats(2, 4, 5, 0), "rel_k": None},
-        ValueError,
-        "query must have a width d_k of at least 1; got 0. Check the projections.",
-    ),
-    (
-        {"value": floats(2, 2, 5, 8)},
-        ValueError,
-        "value must have the heads of key = 4; got 2. Check how the heads are split.",
-    ),
-    (
-        {"value": floats(2, 4, 6, 8)},
-        ValueError,
-        "value must have the length of key = 5; got 6. Each key stands for one value.",
-    ),
-    (
-        {"key": floats(2, 3, 5, 8), "value": floats(2, 3, 5, 8)},
-        ValueError,
-        "key must have a number of heads that divides the heads of query = 4; got 3. "
-        "Check how the heads are split.",
-    ),
-    (
-        {"key": floats(2, 0, 5, 8), "value": floats(2, 0, 5, 8)},
-        ValueError,
-        "key must have a number of heads that divides the heads of query = 4; got 0. "
-        "Check how the heads are split.",
-    ),
-    # tables
-    (
-        {"rel_k": floats(2, 4, 5, 8)},
-        ValueError,
-        "rel_k must be [labels, d_k] or [heads, labels, d_k]; got [2, 4, 5, 8]. Leave out the batch.",
-    ),
-    (
-        {"rel_v": floats(2, 5, 8)},
-        ValueError,
-        "rel_v must have one table for each head of query = 4; got 2. Give [labels, d_v] to share one table.",
-    ),
-    (
-        {"rel_k": floats(5, 32)},
-        ValueError,
-        "rel_k must have the width d_k of query = 8; got 32. Tables are as wide as one head.",
-    ),
-    (
-        {"rel_v": floats(5, 32)},
-        ValueError,
-        "rel_v must have the width d_v of value = 8; got 32. Tables are as wide as one head.",
-    ),
-    ({"rel_v": floats(0, 8)}, ValueError, "rel_v must have at least 1 row; got 0. Give None for no table."),
-    (
-        {"max_distance": (5, 5)},
-        ValueError,
-        "rel_k must have left + right + 1 = 11 rows; got 5. Check max_distance.",
-    ),
-    # where the queries stand
-    (
-        {"query": floats(2, 4, 3, 8)},
-        ValueError,
-        "query_start must be given unless query and key have one length; got lengths 3 and 5. "
-        "Give the position of the first query among the keys. Cross-attention has no relative positions.",
-    ),
-    (
-        {"query_start": 1.0},
-        TypeError,
-        "query_start must be an integer or an integer tensor [batch]; got float. "
-        "It is the position of the first query among the keys.",
-    ),
-    (
-        {"query_start": True},
-        TypeError,
-        "query_start must be an integer or an integer tensor [batch]; got bool. "
-        "It is the position of the first query among the keys.",
-    ),
-    (
-        {"query_start": torch.zeros(2)},
-        TypeError,
-        "query_start must be a tensor of integers; got torch.float32. Convert it with .long().",
-    ),
-    (
-        {"query_start": torch.zeros(3, dtype=torch.int64)},
-        ValueError,
-        f"query_start must be [batch] = [2]; got [3]. {ONE_A_SEQUENCE}",
-    ),
-    # masks
-    (
-        {"key_lengths": [5, 5]},
-        TypeError,
-        "key_lengths must be an integer tensor [batch] or None; got list. Make it a tensor.",
-    ),
-    (
-        {"key_lengths": torch.ones(2, dtype=torch.bool)},
-        TypeError,
-        "key_lengths must be a tensor of integers; got torch.bool. Convert it with .long().",
-    ),
-    (
-        {"key_lengths": torch.tensor(5)},
-        ValueError,
-        f"key_lengths must be [batch] = [2]; got []. {ONE_A_SEQUENCE}",
-    ),
-    (
-        {"key_lengths": torch.tensor([5, 6])},
-        ValueError,
-        "key_lengths must be between 0 and the length of key = 5; got 6. It counts the keys that exist.",
-    ),
-    (
-        {"key_lengths": torch.tensor([-1, 5])},
-        ValueError,
-        "key_lengths must be between 0 and the length of key = 5; got -1. It counts the keys that exist.",
-    ),
-    ({"attn_mask": [[True]]}, TypeError, "attn_mask must be a tensor or None; got list. Make it a tensor."),
-    (
-        {"attn_mask": torch.ones(5, 5, dtype=torch.int64)},
-        TypeError,
-        "attn_mask must be bool (True = may attend) or float (added to the logits); got torch.int64. "
-        "Convert it with .bool().",
-    ),
-    (
-        {"attn_mask": floats(2, 5)},
-        ValueError,
-        "attn_mask must be broadcastable to [batch, heads, query, key] = [2, 4, 5, 5]; got [2, 5]. "
-        "Unsqueeze the dimensions that it is shared over.",
-    ),
-    (
-        {"attn_mask": floats(1, 2, 4, 5, 5)},
-        ValueError,
-        "attn_mask must be broadcastable to [batch, heads, query, key] = [2, 4, 5, 5]; got [1, 2, 4, 5, 5]. "
-        "Unsqueeze the dimensions that it is shared over.",
-    ),
-    # numbers and flags
-    ({"is_causal": 1}, TypeError, "is_causal must be True or False; got int. Give a bool."),
-    ({"return_lse": None}, TypeError, "return_lse must be True or False; got NoneType. Give a bool."),
-    ({"dropout_p": "0.1"}, TypeError, "dropout_p must be a number; got str. It is a probability."),
-    ({"dropout_p": 1.5}, ValueError, "dropout_p must be between 0 and 1; got 1.5. It is a probability."),
-    ({"dropout_p": -0.1}, ValueError, "dropout_p must be between 0 and 1; got -0.1. It is a probability."),
-    ({"dropout_p": math.nan}, ValueError, "dropout_p must be between 0 and 1; got nan. It is a probability."),
-    (
-        {"scale": torch.tensor(0.5)},
-        TypeError,
-        "scale must be a number or None; got Tensor. Multiply query by what is learned.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "error", "message"), REFUSED, ids=[x[2][:60] for x in REFUSED])
-def test_what_is_wrong_is_refused_by_name_and_number(
-    changes: dict, error: type[Exception], message: str
-) -> None:
-    given = arguments(**changes)
-    for call in (relative_attention, explain_backends):
-        with pytest.raises(error) as raised:
-            call(**given)
-        assert str(raised.value) == message
 
 
 def test_lengths_out_of_range_are_cut_where_values_are_not_looked_at() -> None:
@@ -398,3 +169,38 @@ def test_key_lengths_of_a_small_dtype_serve_long_keys() -> None:
     for dtype in (torch.int8, torch.uint8):
         out = relpos.relative_attention(x, x, x, table, None, key_lengths=lengths.to(dtype))
         assert torch.equal(out, expected)
+
+
+def test_backends_are_explained_for_labels_too() -> None:
+    x, table = torch.zeros(1, 1, 4, 8), torch.zeros(3, 8)
+    labels = torch.zeros(4, 4, dtype=torch.int64)
+    explained = explain_backends(x, x, x, table, None, relations=labels)
+    assert explained["dense"] == []
+    assert "labels" in explained["merged"][0]
+    assert explained.chosen == "dense"
+    for wrong in ({"max_distance": 1}, {"query_start": 0}, {"is_causal": True}):
+        with pytest.raises(ValueError, match="must be left out beside relations"):
+            explain_backends(x, x, x, table, None, relations=labels, **wrong)
+
+
+@pytest.mark.parametrize(("length", "chosen"), [(64, "dense"), (1024, "merged")])
+def test_a_backend_that_fits_leaves_sizes_to_a_faster_one(length: int, chosen: str) -> None:
+    x, table = torch.zeros(1, 1, 1, 1).expand(1, 8, length, 4), torch.zeros(3, 4)
+    explained = explain_backends(x, x, x, table, table)
+    assert explained == {"merged": [], "dense": []}
+    assert explained.chosen == chosen
+    lines = str(explained).splitlines()
+    if chosen == "dense":
+        assert lines == ["merged: fits, but is slower with fewer than 256 keys", "dense: chosen"]
+    else:
+        assert lines == ["merged: chosen", "dense: fits, but comes later"]
+
+
+def test_the_first_that_fits_is_taken_where_each_would_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shy(name: str) -> Backend:
+        return Backend(name, lambda _: [], lambda inputs: (inputs.query, None), lambda _: "is shy")
+
+    monkeypatch.setattr(_dispatch, "BACKENDS", (shy("one"), shy("two")))
+    x = torch.ones(1, 1, 4, 8)
+    assert explain_backends(x, x, x, None, None).chosen == "one"
+    assert relative_attention(x, x, x, None, None) is x

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conformance.cases import TENSORS, attend
+from relpos.nn import KeyValueCache, RelativeMultiheadAttention
 
 
 def draw(n: int, *, m: int | None = None, b: int = 2, h: int = 2, d: int = 4, k: int = 2, **changes) -> dict:
@@ -75,11 +76,12 @@ def test_two_before_and_two_after_differ(backend: str) -> None:
 
 
 @pytest.mark.parametrize("n", [4, 5])
-@pytest.mark.parametrize("k", [0, 1, 2, 3, 4, 5, 6])
-def test_every_pair_reads_its_row(backend: str, n: int, k: int) -> None:
+@pytest.mark.parametrize("sides", [*((k, k) for k in range(7)), (3, 1), (0, 2), (4, 0)], ids=str)
+def test_every_pair_reads_its_row(backend: str, n: int, sides: tuple[int, int]) -> None:
     # value rows are unit vectors of labels, so the output sums the weights of each label
-    arguments = draw(n, k=k, b=1, h=1)
-    labels = 2 * k + 1
+    (left, right), labels = sides, sum(sides) + 1
+    arguments = draw(n, b=1, h=1, max_distance=sides)
+    arguments["rel_k"] = torch.randn(labels, 4, dtype=torch.float64)
     found = run(
         backend,
         arguments,
@@ -87,15 +89,19 @@ def test_every_pair_reads_its_row(backend: str, n: int, k: int) -> None:
         rel_v=torch.eye(labels, dtype=torch.float64),
     )
     by_pair = weights(backend, arguments)
+    logits = torch.zeros(n, n, dtype=torch.float64)
     truth = torch.zeros(n, labels, dtype=torch.float64)
     for i in range(n):
         for j in range(n):
-            truth[i, min(max(j - i, -k), k) + k] += by_pair[0, 0, i, j]
+            row = min(max(j - i, -left), right) + left
+            logits[i, j] = arguments["query"][0, 0, i] @ (arguments["key"][0, 0, j] + arguments["rel_k"][row])
+            truth[i, row] += by_pair[0, 0, i, j]
+    assert_equal(by_pair[0, 0], torch.softmax(logits / 2, -1))
     assert_equal(found[0, 0], truth)
 
 
 @pytest.mark.parametrize("d", [4, 64])
-@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("scale", [None, 0.7, 0.0, -1.5])
 def test_scale_multiplies_content_and_position_alike(backend: str, d: int, scale: float | None) -> None:
     n, k = 5, 2
     arguments = draw(n, d=d, h=3, k=k)
@@ -236,9 +242,10 @@ def decoded(backend: str, arguments: dict, cuts: list[int], is_causal: bool) -> 
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("cuts", [list(range(1, 10)), [3, 6, 9], [1, 5, 7, 9], [4, 9]], ids=str)
-def test_steps_and_chunks_equal_one_pass(backend: str, cuts: list[int], is_causal: bool) -> None:
-    arguments = draw(9)
+@pytest.mark.parametrize("cuts", [list(range(1, 10)), [3, 6, 9], [1, 5, 7, 9], [4, 9], [18, 19, 30]], ids=str)
+@pytest.mark.parametrize("k", [2, 40])
+def test_steps_and_chunks_equal_one_pass(backend: str, k: int, cuts: list[int], is_causal: bool) -> None:
+    arguments = draw(cuts[-1], k=k)
     assert_equal(decoded(backend, arguments, cuts, is_causal), run(backend, arguments, is_causal=is_causal))
 
 
@@ -300,6 +307,29 @@ def test_a_stream_with_left_context_equals_one_pass_under_a_band(backend: str) -
         part = {"query": arguments["query"][:, :, begin:end], "attn_mask": band[begin:end, first:end]}
         part |= {name: arguments[name][:, :, first:end] for name in ("key", "value")}
         assert_equal(run(backend, arguments | part, query_start=begin - first), truth[:, :, begin:end])
+
+
+def test_layers_fed_in_chunks_with_left_context_equal_one_pass_under_a_band() -> None:
+    n, chunk, context = 12, 4, 3
+    torch.manual_seed(0)
+    layers = [
+        RelativeMultiheadAttention(8, 2, batch_first=True, max_distance=2, dtype=torch.float64)
+        for _ in range(3)
+    ]
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    hidden = (j > i) | (j < i - context)
+    x = torch.randn(2, n, 8, dtype=torch.float64)
+    truth = x
+    for layer in layers:
+        truth = truth + layer(truth, truth, truth, attn_mask=hidden, need_weights=False)[0]
+    caches = [KeyValueCache() for _ in layers]
+    for begin in range(0, n, chunk):
+        end = begin + chunk
+        found = x[:, begin:end]
+        for layer, cache in zip(layers, caches, strict=True):
+            part = {"attn_mask": hidden[begin:end, :end], "need_weights": False, "cache": cache}
+            found = found + layer(found, found, found, **part)[0]
+        assert_equal(found, truth[:, begin:end])
 
 
 # masks
@@ -416,3 +446,42 @@ def test_every_table_gets_a_dense_gradient_and_unused_rows_get_zeros(
             unused = [0, 4, 3] if is_causal else [0, 4]  # two tokens: distances -1, 0 and, unless causal, 1
             assert (grad[unused] == 0).all()
             assert (grad[1:3] != 0).all()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.Adafactor])
+def test_optimizers_move_the_rows_that_are_used_and_no_others(backend: str, optimizer: type) -> None:
+    arguments = draw(3, b=1, h=1, k=4)
+    tables = [arguments[name].float().requires_grad_() for name in ("rel_k", "rel_v")]
+    before = [table.detach().clone() for table in tables]
+    tokens = {name: arguments[name].float() for name in ("query", "key", "value")}
+    stepper = optimizer(tables, lr=0.1, weight_decay=0.0)
+    for _ in range(3):
+        stepper.zero_grad()
+        run(
+            backend, tokens | {"rel_k": tables[0], "rel_v": tables[1]}, is_causal=True
+        ).square().sum().backward()
+        stepper.step()
+    for table, old in zip(tables, before, strict=True):
+        used = [2, 3, 4]  # distances -2, -1 and 0; row 4 is distance 0
+        assert (table[used] != old[used]).any(-1).all()
+        assert table[:2].equal(old[:2])
+        assert table[5:].equal(old[5:])
+
+
+# precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_tables_beside_a_low_precision_query_are_not_rounded(
+    backend: str, dtype: torch.dtype
+) -> None:
+    # two tokens; the logits are those of rel_k, and what a rounding of 1 + 2**-12 loses shows in their sum
+    ones, small = torch.ones(1, 1, 2, 1, dtype=dtype), 2.0**-12
+    arguments = {"query": ones, "key": ones * 0, "value": ones * 0}
+    rel_k = torch.tensor([[1.0], [1.0 + small], [1.0]])
+    _, lse = attend(backend, arguments | {"rel_k": rel_k, "rel_v": None})
+    truth = torch.tensor([1.0, 1.0 + small]).double().logsumexp(0).float()
+    torch.testing.assert_close(lse, truth.expand(1, 1, 2), atol=2e-6, rtol=0.0)
+    rel_v = torch.tensor([[-1.0], [1.0 + small], [-1.0]])
+    out = run(backend, arguments | {"rel_k": None, "rel_v": rel_v})
+    assert out.equal(torch.full_like(out, small / 2))

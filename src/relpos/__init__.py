@@ -2,8 +2,8 @@
 
 from importlib.metadata import version
 
-from relpos.functional import explain_backends, relative_attention
+from relpos.functional import explain_backends, relation_attention, relative_attention
 
-__all__ = ["__version__", "explain_backends", "relative_attention"]
+__all__ = ["__version__", "explain_backends", "relation_attention", "relative_attention"]
 
 __version__ = version("relpos")

@@ -10,24 +10,39 @@ from relpos.backends._backend import Backend, RunFunction
 
 
 class BackendTable(dict[str, list[str]]):
-    """The reasons against each backend, in the order in which they are tried; print it to read it."""
+    """The reasons against each backend, in the order in which they are tried; print it to read it.
+
+    Attributes:
+        later: why a backend that fits should leave these inputs to one behind it, by its name.
+    """
+
+    def __init__(self, reasons: dict[str, list[str]], later: dict[str, str] | None = None) -> None:
+        super().__init__(reasons)
+        self.later = later or {}
 
     @property
     def chosen(self) -> str | None:
-        """The first backend without a reason against it; None where each has one."""
-        return next((name for name, reasons in self.items() if not reasons), None)
+        """What is taken: the first that fits, unless it leaves them to another that does."""
+        fitting = [name for name, reasons in self.items() if not reasons]
+        return next((name for name in fitting if name not in self.later), next(iter(fitting), None))
 
     def __str__(self) -> str:
         lines = []
         for name, reasons in self.items():
             verdict = "; ".join(reasons) or ("chosen" if name == self.chosen else "fits, but comes later")
+            if not reasons and name in self.later and name != self.chosen:
+                verdict = f"fits, but {self.later[name]}"
             lines.append(f"{name}: {verdict}")
         return "\n".join(lines)
 
 
 def explain(inputs: Inputs) -> BackendTable:
     """The reasons against each backend."""
-    return BackendTable({backend.name: backend.why_not(inputs) for backend in BACKENDS})
+    later = {backend.name: backend.why_later(inputs) for backend in BACKENDS}
+    return BackendTable(
+        {backend.name: backend.why_not(inputs) for backend in BACKENDS},
+        {name: reason for name, reason in later.items() if reason is not None},
+    )
 
 
 def dispatch(inputs: Inputs, name: str | None) -> tuple[Tensor, Tensor | None]:
@@ -43,10 +58,15 @@ def dispatch(inputs: Inputs, name: str | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _first(inputs: Inputs) -> Backend:
+    first = None
     for backend in BACKENDS:
         if not backend.why_not(inputs):
-            return backend
-    raise NotImplementedError(f"no backend can run this attention:\n{explain(inputs)}")
+            if backend.why_later(inputs) is None:
+                return backend
+            first = first or backend
+    if first is None:
+        raise NotImplementedError(f"no backend can run this attention:\n{explain(inputs)}")
+    return first
 
 
 def _named(inputs: Inputs, name: str) -> Backend:

@@ -5,20 +5,26 @@ right, so backends and the reference ask no questions.
 """
 
 import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from relpos.positions import INT_TYPES, resolve_max_distance
+from relpos.positions import INT_TYPES, resolve_max_distance, two_sides
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# positions and distances are int64, and a sum of two of these still is
+FARTHEST = 2**62
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of `relative_attention`, normalised; see there for what they mean."""
+    """The arguments of `relative_attention` or `relation_attention`, normalised; see there for meanings.
+
+    Where `relations` holds the row of each pair, or -1 for none, distances mean nothing: `left` is 0.
+    """
 
     query: Tensor
     key: Tensor
@@ -34,6 +40,7 @@ class Inputs:
     dropout_p: float
     scale: float
     return_lse: bool
+    relations: Tensor | None = None  # always four dimensions
 
     @property
     def num_labels(self) -> int:
@@ -104,9 +111,109 @@ def check(
     )
 
 
+def check_relations(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    relations: Tensor,
+    rel_k: Tensor | None,
+    rel_v: Tensor | None,
+    *,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Inputs:
+    """The arguments of `relation_attention` as one object.
+
+    Raises:
+        ValueError: shapes, devices or ranges disagree. TypeError: a kind or dtype that is not taken.
+    """
+    _check_kinds(query, key, value, rel_k, rel_v)
+    _check_shapes(query, key, value)
+    _check_table("rel_k", rel_k, query.shape[1], "d_k", query.shape[3])
+    _check_table("rel_v", rel_v, query.shape[1], "d_v", value.shape[3])
+    labels = [None if x is None else x.shape[-2] for x in (rel_k, rel_v)]
+    if None not in labels and labels[0] != labels[1]:
+        raise ValueError(
+            f"rel_v must have as many rows as rel_k = {labels[0]}; got {labels[1]}. "
+            "Both tables have one row for each label."
+        )
+    num_labels = labels[1] if labels[0] is None else labels[0]
+    inputs = check(
+        query,
+        key,
+        value,
+        rel_k,
+        rel_v,
+        max_distance=None if num_labels is None else (0, num_labels - 1),
+        query_start=0,
+        attn_mask=attn_mask,
+        key_lengths=key_lengths,
+        dropout_p=dropout_p,
+        scale=scale,
+        return_lse=return_lse,
+    )
+    return replace(inputs, relations=_checked_relations(relations, num_labels, query, key))
+
+
+def check_by_distance(
+    x: Tensor,
+    max_distance: int | tuple[int, int],
+    query_start: int | Tensor,
+    where: Tensor | None,
+    reduction: str,
+) -> tuple[int, int]:
+    """(left, right) for the arguments of `relpos.decompose.by_distance`.
+
+    Raises:
+        ValueError: shapes, devices or ranges disagree. TypeError: a kind or dtype that is not taken.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor; got {_kind(x)}. Make it a tensor.")
+    _check_layout("x", x)
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"x must be float64, float32, bfloat16 or float16; got {x.dtype}. Convert it with .to()."
+        )
+    if x.dim() != 4:
+        raise ValueError(
+            f"x must have 4 dimensions, [batch, heads, query, key]; got {_sizes(x)}. "
+            "Unsqueeze what is missing."
+        )
+    sides = two_sides(max_distance)
+    if sides is None:
+        raise TypeError(
+            "max_distance must be an integer k, or two integers (left, right); got None. Give one of these."
+        )
+    if query_start is None:
+        raise TypeError(
+            "query_start must be an integer or an integer tensor [batch]; got NoneType. Leave it out for 0."
+        )
+    _checked_start(query_start, x, x.mT)
+    if where is not None:
+        if not isinstance(where, Tensor):
+            raise TypeError(f"where must be a bool tensor or None; got {_kind(where)}. Make it a tensor.")
+        if where.dtype != torch.bool:
+            raise TypeError(
+                f"where must be a bool tensor or None; got {where.dtype}. Convert it with .bool()."
+            )
+        if where.device != x.device:
+            raise ValueError(
+                f"where must be on the device of x = {x.device}; got {where.device}. Move it with .to()."
+            )
+        _in_four_dimensions("where", where, x, x.mT)  # x.mT has as many rows as there are keys
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum'; got {reduction!r}. Give one of these.")
+    return sides
+
+
 def can_look_at(x: Tensor) -> bool:
     """Whether values may steer Python: not where that waits for a device or breaks a graph."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if torch._C._are_functorch_transforms_active():
         return False
     # a fake tensor, which has no values, is a subclass
     return type(x) is Tensor and x.device.type == "cpu"
@@ -122,14 +229,9 @@ def _check_kinds(
             continue
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"{name} must be a tensor{' or None' if is_table else ''}; got {type(x).__name__}. "
-                "Make it a tensor."
+                f"{name} must be a tensor{' or None' if is_table else ''}; got {_kind(x)}. Make it a tensor."
             )
-        if x.layout != torch.strided:
-            raise TypeError(
-                f"{name} must be a dense tensor; got layout {x.layout}. "
-                "Pad it, and give key_lengths if it is ragged."
-            )
+        _check_layout(name, x, "Pad it, and give key_lengths if it is ragged.")
         if x.dtype not in FLOAT_DTYPES:
             raise TypeError(
                 f"{name} must be float64, float32, bfloat16 or float16; got {x.dtype}. Convert it with .to()."
@@ -144,6 +246,13 @@ def _check_kinds(
                 f"{name} must have the dtype of query = {query.dtype}; got {x.dtype}. "
                 "Convert it with .to(), or use autocast."
             )
+
+
+def _check_layout(name: str, x: Tensor, advice: str = "Convert it with .to_dense().") -> None:
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor; got layout {x.layout}. {advice}")
+    if x.is_nested:
+        raise TypeError(f"{name} must be a dense tensor; got a nested one. {advice}")
 
 
 def _is_autocast(query: Tensor) -> bool:
@@ -220,13 +329,27 @@ def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor)
         return 0
     if isinstance(query_start, Tensor):
         _check_batch_integers("query_start", query_start, query)
+        if can_look_at(query_start):
+            is_outside = (query_start.long() < -FARTHEST) | (query_start.long() > FARTHEST)
+            if is_outside.any():
+                raise _outside(query_start[is_outside][0].item())
         return query_start
     if isinstance(query_start, bool) or not isinstance(query_start, INT_TYPES):
         raise TypeError(
-            f"query_start must be an integer or an integer tensor [batch]; got {type(query_start).__name__}. "
+            f"query_start must be an integer or an integer tensor [batch]; got {_kind(query_start)}. "
             "It is the position of the first query among the keys."
         )
+    # while torch traces, numbers may be symbols
+    if not torch.compiler.is_compiling() and type(query_start) is int and abs(query_start) > FARTHEST:
+        raise _outside(query_start)
     return query_start
+
+
+def _outside(query_start: int | float) -> ValueError:
+    return ValueError(
+        f"query_start must be between -2**62 and 2**62; got {query_start}. "
+        "It is the position of the first query among the keys."
+    )
 
 
 def _checked_lengths(key_lengths: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
@@ -234,7 +357,7 @@ def _checked_lengths(key_lengths: Tensor | None, query: Tensor, key: Tensor) -> 
         return None
     if not isinstance(key_lengths, Tensor):
         raise TypeError(
-            f"key_lengths must be an integer tensor [batch] or None; got {type(key_lengths).__name__}. "
+            f"key_lengths must be an integer tensor [batch] or None; got {_kind(key_lengths)}. "
             "Make it a tensor."
         )
     _check_batch_integers("key_lengths", key_lengths, query)
@@ -251,6 +374,7 @@ def _checked_lengths(key_lengths: Tensor | None, query: Tensor, key: Tensor) -> 
 
 
 def _check_batch_integers(name: str, x: Tensor, query: Tensor) -> None:
+    _check_layout(name, x)
     if x.dtype not in INT_DTYPES:
         raise TypeError(f"{name} must be a tensor of integers; got {x.dtype}. Convert it with .long().")
     if x.dim() != 1 or x.shape[0] != query.shape[0]:
@@ -268,9 +392,8 @@ def _checked_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tenso
     if attn_mask is None:
         return None
     if not isinstance(attn_mask, Tensor):
-        raise TypeError(
-            f"attn_mask must be a tensor or None; got {type(attn_mask).__name__}. Make it a tensor."
-        )
+        raise TypeError(f"attn_mask must be a tensor or None; got {_kind(attn_mask)}. Make it a tensor.")
+    _check_layout("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool and attn_mask.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"attn_mask must be bool (True = may attend) or float (added to the logits); "
@@ -281,22 +404,62 @@ def _checked_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tenso
             f"attn_mask must be on the device of query = {query.device}; got {attn_mask.device}. "
             "Move it with .to()."
         )
+    return _in_four_dimensions("attn_mask", attn_mask, query, key)
+
+
+def _checked_relations(relations: Tensor, num_labels: int | None, query: Tensor, key: Tensor) -> Tensor:
+    if not isinstance(relations, Tensor):
+        raise TypeError(f"relations must be a tensor of integers; got {_kind(relations)}. Make it a tensor.")
+    _check_layout("relations", relations)
+    if relations.dtype not in INT_DTYPES:
+        raise TypeError(
+            f"relations must be a tensor of integers, labels from 0 and -1 for none; got {relations.dtype}. "
+            "Convert it with .long()."
+        )
+    if relations.device != query.device:
+        raise ValueError(
+            f"relations must be on the device of query = {query.device}; got {relations.device}. "
+            "Move it with .to()."
+        )
+    relations = _in_four_dimensions("relations", relations, query, key)
+    if relations.numel():
+        _check_labels(relations, num_labels)
+    return relations
+
+
+def _check_labels(relations: Tensor, num_labels: int | None) -> None:
+    """Refuse labels that no row has; where they cannot be looked at, the device does it later."""
+    highest = "" if num_labels is None else f" and at most {num_labels - 1}, the last row of the tables"
+    rule = f"relations must be at least -1, which is no relation,{highest}"
+    is_wrong = relations < -1
+    if num_labels is not None:
+        # as int64, since there may be more rows than the dtype of relations can count
+        is_wrong = is_wrong | (relations.long() >= num_labels)
+    if can_look_at(relations):
+        if is_wrong.any():
+            raise ValueError(f"{rule}; got {relations[is_wrong][0].item()}. Check how pairs are labelled.")
+    elif not (torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()):
+        torch._assert_async(~is_wrong.any(), f"{rule}. Check how pairs are labelled.")
+
+
+def _in_four_dimensions(name: str, x: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """x as [1 or batch, 1 or heads, 1 or query, 1 or key]."""
     wanted = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    is_wrong = attn_mask.dim() > 4
-    if not is_wrong and attn_mask.dim() > 0:
-        pairs = zip(attn_mask.shape, wanted[4 - attn_mask.dim() :], strict=True)
+    is_wrong = x.dim() > 4
+    if not is_wrong and x.dim() > 0:
+        pairs = zip(x.shape, wanted[4 - x.dim() :], strict=True)
         is_wrong = any(size != 1 and size != want for size, want in pairs)
     if is_wrong:
         raise ValueError(
-            f"attn_mask must be broadcastable to [batch, heads, query, key] = {list(wanted)}; "
-            f"got {_sizes(attn_mask)}. Unsqueeze the dimensions that it is shared over."
+            f"{name} must be broadcastable to [batch, heads, query, key] = {list(wanted)}; "
+            f"got {_sizes(x)}. Unsqueeze the dimensions that it is shared over."
         )
-    return attn_mask[(None,) * (4 - attn_mask.dim())]
+    return x[(None,) * (4 - x.dim())]
 
 
 def _checked_dropout(dropout_p: float) -> float:
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float, torch.SymFloat)):
-        raise TypeError(f"dropout_p must be a number; got {type(dropout_p).__name__}. It is a probability.")
+        raise TypeError(f"dropout_p must be a number; got {_kind(dropout_p)}. It is a probability.")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1; got {dropout_p}. It is a probability.")
     return dropout_p
@@ -307,15 +470,25 @@ def _checked_scale(scale: float | None, d_k: int) -> float:
         return 1.0 / math.sqrt(d_k)
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
         raise TypeError(
-            f"scale must be a number or None; got {type(scale).__name__}. Multiply query by what is learned."
+            f"scale must be a number or None; got {_kind(scale)}. Multiply query by what is learned."
         )
+    # while torch traces, numbers may be symbols
+    is_number = not torch.compiler.is_compiling() and isinstance(scale, (int, float))
+    if is_number and not abs(scale) <= sys.float_info.max:
+        raise ValueError(f"scale must be finite; got {scale}. Leave it out for 1 / sqrt(d_k).")
     return scale
 
 
 def _checked_flag(name: str, flag: bool) -> bool:
     if not isinstance(flag, bool):
-        raise TypeError(f"{name} must be True or False; got {type(flag).__name__}. Give a bool.")
+        raise TypeError(f"{name} must be True or False; got {_kind(flag)}. Give a bool.")
     return flag
+
+
+def _kind(x: object) -> str:
+    """The type of x by its full name, unless it is Python's own: numpy.bool is not bool."""
+    kind = type(x)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _sizes(x: Tensor) -> list[int]:

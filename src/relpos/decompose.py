@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from relpos._inputs import Inputs, check
+from relpos._inputs import Inputs, check, check_by_distance
 from relpos.masks import combine_masks, key_mask, merge_masks
-from relpos.positions import label_table, resolve_max_distance
+from relpos.positions import label_table
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,9 @@ def by_distance(
         [heads, labels], labels = left + right + 1; row `left` is distance 0. Where no pair has the distance,
         the mean is NaN and the sum 0.
     Raises:
-        ValueError: x has not 4 dimensions, or reduction is neither.
+        ValueError: shapes, devices or ranges disagree. TypeError: a kind or dtype that is not taken.
     """
-    if x.dim() != 4:
-        raise ValueError(f"x must have 4 dimensions, [batch, heads, query, key]; got {list(x.shape)}.")
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction must be 'mean' or 'sum'; got {reduction!r}.")
-    left, right = resolve_max_distance(max_distance, None, None)
+    left, right = check_by_distance(x, max_distance, query_start, where, reduction)
     labels = _labels(query_start, tuple(x.shape), left, right, x.device).expand(x.shape)
     counts = torch.ones_like(x)
     if where is not None:

@@ -1,11 +1,14 @@
-"""Attention with relative positions as a function (paper, section 3.2): the door to the backends."""
+"""Attention with relative positions (paper, section 3.2) and over labelled pairs (section 3.1) as functions.
+
+The door to the backends.
+"""
 
 from typing import Literal, overload
 
 from torch import Tensor
 
 from relpos._dispatch import BackendTable, dispatch, explain
-from relpos._inputs import check
+from relpos._inputs import check, check_relations
 
 
 @overload
@@ -122,6 +125,99 @@ def relative_attention(
     return out, lse
 
 
+@overload
+def relation_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    relations: Tensor,
+    rel_k: Tensor | None,
+    rel_v: Tensor | None,
+    *,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: Literal[False] = False,
+    backend: str | None = None,
+) -> Tensor: ...
+
+
+@overload
+def relation_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    relations: Tensor,
+    rel_k: Tensor | None,
+    rel_v: Tensor | None,
+    *,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: Literal[True],
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def relation_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    relations: Tensor,
+    rel_k: Tensor | None,
+    rel_v: Tensor | None,
+    *,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attend with a learned vector for the label of each pair of query and key.
+
+        out[i] = sum_j w[i,j] (value[j] + rel_v[relations[i,j]])
+        w[i]   = softmax_j( scale * query[i] . (key[j] + rel_k[relations[i,j]]) )
+
+    The tokens are the nodes of a graph in which each pair has a labelled edge; distance is one labelling, and
+    `relpos.relations` makes others. Nothing is causal and no length need equal another.
+
+    Args:
+        query, key, value, attn_mask, key_lengths, dropout_p, scale, return_lse, backend: as in
+            `relative_attention`.
+        relations: integers broadcastable to [batch, heads, query, key]: the row of each pair in both tables.
+            -1 is no relation: the pair attends as any other, with a vector of zeros.
+        rel_k: [labels, d_k], or [heads, labels, d_k], or None. May be float32 beside bfloat16.
+        rel_v: [labels, d_v], or [heads, labels, d_v], or None. May be the same tensor as rel_k.
+    Returns:
+        [batch, heads, query, d_v], dtype of query, and with return_lse a pair; as `relative_attention`.
+    Raises:
+        ValueError: shapes, devices or ranges disagree, a label among them. TypeError: a kind or dtype that is
+            not taken. NotImplementedError: no backend fits, or the named one does not.
+    Source: Shaw et al. 2018, section 3.1, eq. 3-4; differs in letting a pair have no relation.
+    """
+    inputs = check_relations(
+        query,
+        key,
+        value,
+        relations,
+        rel_k,
+        rel_v,
+        attn_mask=attn_mask,
+        key_lengths=key_lengths,
+        dropout_p=dropout_p,
+        scale=scale,
+        return_lse=return_lse,
+    )
+    out, lse = dispatch(inputs, backend)
+    if not return_lse:
+        return out
+    assert lse is not None
+    return out, lse
+
+
 def explain_backends(
     query: Tensor,
     key: Tensor,
@@ -134,18 +230,44 @@ def explain_backends(
     attn_mask: Tensor | None = None,
     key_lengths: Tensor | None = None,
     is_causal: bool = False,
+    relations: Tensor | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     return_lse: bool = False,
 ) -> BackendTable:
-    """The reasons against each backend for these arguments, those of `relative_attention`; computes nothing.
+    """The reasons against each backend for arguments of `relative_attention`; computes nothing.
 
+    Args:
+        relations: labels for each pair: then the question is about `relation_attention`, and max_distance,
+            query_start and is_causal must be left out.
     Returns:
         A dict from the name of a backend to its list of reasons, in the order in which they are tried; an
-        empty list means that it fits. `.chosen` is the name of the first that fits; str() is a table to read.
+        empty list means that it fits. `.chosen` is the name of the one that is taken: the first that fits,
+        unless it leaves such sizes to a faster one. str() is a table to read.
     Raises:
-        ValueError, TypeError: as `relative_attention`.
+        ValueError, TypeError: as `relative_attention` or `relation_attention`.
     """
+    if relations is not None:
+        if max_distance is not None or query_start is not None or is_causal:
+            raise ValueError(
+                "max_distance, query_start and is_causal must be left out beside relations, which take the "
+                "place of distances. For a causal mask give attn_mask."
+            )
+        return explain(
+            check_relations(
+                query,
+                key,
+                value,
+                relations,
+                rel_k,
+                rel_v,
+                attn_mask=attn_mask,
+                key_lengths=key_lengths,
+                dropout_p=dropout_p,
+                scale=scale,
+                return_lse=return_lse,
+            )
+        )
     inputs = check(
         query,
         key,

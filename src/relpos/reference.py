@@ -54,14 +54,21 @@ def _positions(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _labels(inputs: Inputs) -> Tensor:
+    """[1 or batch, 1 or heads, query, key]"""
+    if inputs.relations is not None:
+        return inputs.relations.long()
     i, j = _positions(inputs)
-    return torch.clip(j - i, -inputs.left, inputs.right) + inputs.left  # [1 or batch, query, key]
+    return (torch.clip(j - i, -inputs.left, inputs.right) + inputs.left)[:, None]
 
 
 def _rows(table: Tensor, labels: Tensor) -> Tensor:
+    """[1 or batch, 1 or heads, query, key, dim]"""
+    # label -1, no relation, finds the row of zeros at the end
+    table = F.pad(table, (0, 0, 0, 1))
     if table.dim() == 2:
-        return table[labels][:, None]  # [1 or batch, 1, query, key, dim]
-    return table[:, labels].transpose(0, 1)  # [1 or batch, heads, query, key, dim]
+        return table[labels]
+    heads = torch.arange(len(table), device=table.device)
+    return table[heads[:, None, None], labels]
 
 
 def _allowed(logits: Tensor, inputs: Inputs) -> Tensor:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from relpos import explain_backends, relative_attention
+from relpos import explain_backends, relation_attention, relative_attention
 
 TENSORS = ("query", "key", "value", "rel_k", "rel_v")
 
@@ -32,6 +33,7 @@ class Case:
     tables: str = "both"  # both, keys, values, neither, tied
     is_per_head: bool = False
     query_start: int | tuple[int, ...] | None = None
+    relations: str | None = None  # "pairs", "batch", "heads", "none": labels instead of distances
     mask: str | None = None  # see _mask
     key_lengths: tuple[int, ...] | None = None
     is_causal: bool = False
@@ -126,6 +128,23 @@ CASES = (
     Case("no query", num_queries=0, num_keys=4, query_start=4),
     Case("no key", num_queries=4, num_keys=0, query_start=0),
     Case("no key, masked", num_queries=4, num_keys=0, query_start=0, key_lengths=(0, 0), is_causal=True),
+    *(
+        Case(f"relations for {of}", num_queries=n, num_keys=m, relations=of, left=0, right=6)
+        for of, n, m in (("pairs", 17, 17), ("batch", 5, 9), ("heads", 63, 7), ("none", 5, 5))
+    ),
+    *(Case(f"relations, length {n}", num_queries=n, relations="batch") for n in (1, 128, 257)),
+    Case("relations, per head", num_queries=9, relations="heads", is_per_head=True, heads=3),
+    Case("relations, one label", relations="pairs", left=0, right=0),
+    Case("relations, tied", relations="pairs", tables="tied"),
+    Case("relations, keys", relations="batch", tables="keys", mask="bool"),
+    Case("relations, values", relations="batch", tables="values", d_v=7),
+    Case("relations, neither", relations="none", tables="neither"),
+    Case("relations, grouped heads, masked", relations="heads", heads=4, key_heads=2, mask="empty rows"),
+    Case("relations, float mask and lengths", relations="batch", mask="float inf", key_lengths=(0, 4)),
+    Case("relations, scale, strided", relations="batch", scale=-0.3, layout="strided"),
+    Case("relations, batch 0", relations="batch", batch=0),
+    Case("relations, length 0", relations="pairs", num_queries=0),
+    Case("relations, no key", relations="pairs", num_queries=3, num_keys=0),
 )
 
 
@@ -135,7 +154,7 @@ def case(name: str) -> Case:
 
 
 def make(case: Case, dtype: torch.dtype = torch.float64) -> dict:
-    """The keyword arguments of `relative_attention` for a case; the same every time."""
+    """The arguments of `relative_attention` or `relation_attention` for a case; the same every time."""
     generator = torch.Generator().manual_seed(1803)
     m = case.num_queries if case.num_keys is None else case.num_keys
     key_heads = case.heads if case.key_heads is None else case.key_heads
@@ -159,13 +178,17 @@ def make(case: Case, dtype: torch.dtype = torch.float64) -> dict:
         if x is not None:
             x.requires_grad_()
     start, lengths = case.query_start, case.key_lengths
+    arguments |= {
+        "attn_mask": _mask(case, m, generator, dtype),
+        "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
+        "scale": case.scale,
+    }
+    if case.relations is not None:
+        return arguments | {"relations": _relations(case, m, generator)}
     return arguments | {
         "max_distance": (case.left, case.right),
         "query_start": torch.tensor(start, dtype=torch.int64) if isinstance(start, tuple) else start,
-        "attn_mask": _mask(case, m, generator, dtype),
-        "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
         "is_causal": case.is_causal,
-        "scale": case.scale,
     }
 
 
@@ -179,6 +202,15 @@ def _laid_out(x: Tensor, layout: str) -> Tensor:
         wide[..., 1::2] = x
         return wide[..., 1::2]
     return x
+
+
+def _relations(case: Case, m: int, generator: torch.Generator) -> Tensor:
+    b, h, n = case.batch, case.heads, case.num_queries
+    shape = {"pairs": (n, m), "batch": (b, 1, n, m), "heads": (1, h, n, m), "none": ()}[case.relations]
+    lowest = 0 if case.relations == "heads" else -1  # -1 is no relation
+    highest = 0 if case.relations == "none" else case.left + case.right + 1
+    dtype = torch.int64 if case.relations == "batch" else torch.int8
+    return torch.randint(lowest, highest, shape, generator=generator).to(dtype)
 
 
 def _mask(case: Case, m: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor | None:
@@ -239,7 +271,8 @@ def attend(backend: str, arguments: dict) -> tuple[Tensor, Tensor]:
         reasons = explain_backends(**arguments, return_lse=True)[backend]
         if reasons:
             pytest.skip(f"{backend}: {'; '.join(reasons)}")
-    return relative_attention(**arguments, return_lse=True, backend=backend)
+    attention = relation_attention if "relations" in arguments else relative_attention
+    return attention(**arguments, return_lse=True, backend=backend)
 
 
 def outcome(out: Tensor, lse: Tensor, arguments: dict) -> dict[str, Tensor]:
@@ -261,17 +294,23 @@ def plain_attention(arguments: dict) -> tuple[Tensor, Tensor]:
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     n, m = query.shape[2], key.shape[2]
-    left, right = arguments["max_distance"]
-    assert arguments["query_start"] is None
-    labels = (torch.arange(m) - torch.arange(n)[:, None]).clamp(-left, right) + left
+    rel_k, rel_v = arguments["rel_k"], arguments["rel_v"]
+    if "relations" in arguments:
+        labels, is_causal = arguments["relations"].long(), False
+        assert labels.dim() == 2
+        rel_k, rel_v = (F.pad(x, (0, 0, 0, 1)) for x in (rel_k, rel_v))
+    else:
+        (left, right), is_causal = arguments["max_distance"], arguments["is_causal"]
+        assert arguments["query_start"] is None
+        labels = (torch.arange(m) - torch.arange(n)[:, None]).clamp(-left, right) + left
     scale = arguments["scale"] or 1 / math.sqrt(query.shape[3])
     logits = (query * scale) @ key.mT
-    if arguments["rel_k"] is not None:
-        a_k = arguments["rel_k"][..., labels, :]  # [query, key, d_k], or [heads, query, key, d_k]
+    if rel_k is not None:
+        a_k = rel_k[..., labels, :]  # [query, key, d_k], or [heads, query, key, d_k]
         logits = logits + torch.einsum(
             "bhnd,...nmd->bhnm" if a_k.dim() == 3 else "bhnd,hnmd->bhnm", query * scale, a_k
         )
-    if arguments["is_causal"]:
+    if is_causal:
         logits = logits.masked_fill(torch.arange(m) > torch.arange(n)[:, None], -math.inf)
     if arguments["key_lengths"] is not None:
         logits = logits.masked_fill(
@@ -281,7 +320,7 @@ def plain_attention(arguments: dict) -> tuple[Tensor, Tensor]:
         logits = logits + arguments["attn_mask"]
     weights = torch.softmax(logits, -1)
     out = weights @ value
-    if arguments["rel_v"] is not None:
-        a_v = arguments["rel_v"][..., labels, :]
+    if rel_v is not None:
+        a_v = rel_v[..., labels, :]
         out = out + torch.einsum("bhnm,nmd->bhnd" if a_v.dim() == 3 else "bhnm,hnmd->bhnd", weights, a_v)
     return out, torch.logsumexp(logits, -1)

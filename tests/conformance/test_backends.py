@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.cases import CASES, Case, attend, case, detached, make, outcome, plain_attention
-from relpos import relative_attention
+from relpos import relation_attention, relative_attention
 from relpos.backends import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
@@ -25,6 +25,7 @@ LOW_PRECISION_CASES = (
     "scale",
     "grouped heads, low precision",
     "length 257, key lengths",
+    "relations for pairs",
 )
 
 
@@ -70,8 +71,10 @@ def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(
     assert found["lse"].dtype == torch.float32
     for part, x in truth.items():
         error, plain_error = ((y[part].double() - x).abs().max().item() for y in (found, plain))
-        # where plain torch happens to be exact, one rounding of the largest number remains
-        rounding = torch.finfo(dtype).eps * x.abs().max().item()
+        # where plain torch happens to be exact, one rounding of the largest number remains; and a backward
+        # pass that finds its weights again from lse errs by the rounding of that, which is kept in float32
+        rounding = torch.finfo(dtype).eps + torch.finfo(torch.float32).eps * truth["lse"].abs().max().item()
+        rounding *= x.abs().max().item()
         assert error <= 2 * plain_error + rounding, f"{part}: {error} against {plain_error}"
 
 
@@ -187,6 +190,7 @@ def test_dropout_with_one_seed_equals_the_reference(backend: str, name: str) -> 
     "name",
     [
         "length 17",
+        "relations for batch",
         "length 63, causal",
         "chunk of a static cache",
         "a start for each sequence, causal",
@@ -203,7 +207,8 @@ def test_compiled_backend_equals_the_reference(backend: str, name: str) -> None:
     truth = outcome(*attend("reference", arguments), arguments)
     attend(backend, arguments)
     torch._dynamo.reset()
-    compiled = torch.compile(relative_attention, backend="aot_eager", fullgraph=True)
+    attention = relation_attention if "relations" in arguments else relative_attention
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
     found = outcome(*compiled(**arguments, return_lse=True, backend=backend), arguments)
     assert_same(found, truth)
 

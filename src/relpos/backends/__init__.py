@@ -1,6 +1,10 @@
-"""The ordered table of backends: the first without a reason against it is taken."""
+"""The ordered table of backends: the first that can and should is taken."""
 
-from relpos.backends import dense
+from relpos.backends import dense, merged
 from relpos.backends._backend import Backend
+from relpos.backends._crossover import merged_is_slower
 
-BACKENDS: tuple[Backend, ...] = (Backend("dense", dense.why_not, dense.run),)
+BACKENDS: tuple[Backend, ...] = (
+    Backend("merged", merged.why_not, merged.run, merged_is_slower),
+    Backend("dense", dense.why_not, dense.run),
+)

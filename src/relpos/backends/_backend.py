@@ -1,4 +1,4 @@
-"""What a backend is: a name and two functions."""
+"""What a backend is: a name and a few functions."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,8 +18,10 @@ class Backend(NamedTuple):
         why_not: every reason why it cannot take these inputs; an empty list where it can.
             A backend never drops a term.
         run: (out, lse), lse None where it was not asked for.
+        why_later: why it should leave inputs that it can take to a later backend that can, or None.
     """
 
     name: str
     why_not: Callable[[Inputs], list[str]]
     run: RunFunction
+    why_later: Callable[[Inputs], str | None] = lambda inputs: None

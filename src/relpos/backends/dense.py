@@ -61,6 +61,14 @@ def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """The rows of each table that a pair may use, and labels [batch, heads, query, key] into those rows."""
     batch, heads, num_queries, _ = inputs.query.shape
     num_keys = inputs.key.shape[2]
+    if inputs.relations is not None:
+        # one more row, of zeros, for pairs without a relation
+        labels = torch.where(inputs.relations < 0, inputs.num_labels, inputs.relations.long())
+        rel_k, rel_v = (
+            None if x is None else F.pad(x.to(inputs.compute_dtype), (0, 0, 0, 1))
+            for x in (inputs.rel_k, inputs.rel_v)
+        )
+        return rel_k, rel_v, labels.expand(batch, heads, num_queries, num_keys)
     first, last = _reach(inputs)
     labels = label_table(num_queries, num_keys, inputs.query_start, -first, last, inputs.query.device)
     if labels.dim() == 3:
@@ -79,7 +87,7 @@ def _reach(inputs: Inputs) -> tuple[int, int]:
     if inputs.is_causal:
         last = 0
     # a compiled graph serves every length, so it keeps the rows that only longer ones use
-    if not isinstance(start, Tensor) and not torch.compiler.is_compiling():
+    if not isinstance(start, Tensor) and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         first = max(first, min(1 - num_queries - start, last))
         last = min(last, max(num_keys - 1 - start, first))
     # matrix products like a multiple of 8 rows better than fewer rows
@@ -111,7 +119,8 @@ def _logits(query: Tensor, key: Tensor, rel_k: Tensor | None, labels: Tensor, bi
     by_label = _times_rows(query, rel_k.mT, labels)  # [group, query, labels]
     logits = by_label.view(*labels.shape[:3], rel_k.shape[-2]).gather(-1, labels)
     if bias is not None:
-        logits.add_(bias)
+        # under vmap the logits may lack the dimension that the bias has
+        logits = logits + bias if torch._C._are_functorch_transforms_active() else logits.add_(bias)
     return torch.baddbmm(logits.flatten(0, 1), query, key.mT).view(labels.shape)
 
 
@@ -121,8 +130,8 @@ def _out(weights: Tensor, value: Tensor, rel_v: Tensor | None, labels: Tensor) -
         out = torch.bmm(by_key, value)
     else:
         by_label = weights.new_zeros(*weights.shape[:3], rel_v.shape[-2])
-        by_label = by_label.scatter_add_(-1, labels, weights).flatten(0, 1)  # [group, query, labels]
-        out = _times_rows(by_label, rel_v, labels).baddbmm_(by_key, value)
+        by_label = by_label.scatter_add(-1, labels, weights).flatten(0, 1)  # [group, query, labels]
+        out = torch.baddbmm(_times_rows(by_label, rel_v, labels), by_key, value)
     return out.view(*weights.shape[:3], value.shape[2])
 
 

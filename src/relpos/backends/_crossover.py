@@ -1,0 +1,26 @@
+"""From which size on one backend is faster than another; nothing else decides between two that fit.
+
+Measured with benchmarks/attention.py on an AMD EPYC (Zen 5), float32, 8 heads of 64, k 16, 4,096 tokens in a
+batch, forward and backward: docs/log.md has the figures.
+"""
+
+from relpos._inputs import Inputs
+
+# below these `dense` wastes less than `merged` spends on its many small steps
+MERGED_QUERIES = 16
+MERGED_KEYS = 256
+MERGED_PAIRS = 4 << 20
+
+
+def merged_is_slower(inputs: Inputs) -> str | None:
+    """Why `dense` is faster than `merged`; None where it is not."""
+    batch, heads, num_queries, _ = inputs.query.shape
+    num_keys = inputs.key.shape[2]
+    for size, name, least in (
+        (num_queries, "queries", MERGED_QUERIES),
+        (num_keys, "keys", MERGED_KEYS),
+        (batch * heads * num_queries * num_keys, "pairs in all heads", MERGED_PAIRS),
+    ):
+        if size < least:
+            return f"is slower with fewer than {least:,} {name}"
+    return None

@@ -1,0 +1,121 @@
+"""Exact relative attention out of torch's fused kernel, with no [query, key] tensor.
+
+Beyond the clip distance one row of each table serves all keys (paper, section 3.2): there plain attention has
+the right weights among its own keys, its log-sum-exp lacks query . rel_k[row], its output lacks rel_v[row].
+So a far region enters the softmax over the near distances as one more label, whose logit is its log-sum-exp.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos._inputs import Inputs
+from relpos.backends._merge import Gradients, Results, attend, empty_results, gradients
+from relpos.backends._pieces import Problem
+
+
+def why_not(inputs: Inputs) -> list[str]:
+    """Every reason against it."""
+    reasons = []
+    if inputs.query.device.type != "cpu":
+        reasons.append(f"runs on the CPU alone, and query is on {inputs.query.device}")
+    if inputs.relations is not None:
+        reasons.append("needs distances, of which all but a few are clipped, and these are labels")
+    if inputs.attn_mask is not None:
+        reasons.append("takes key_lengths and is_causal, but no attn_mask")
+    if inputs.dropout_p > 0:
+        reasons.append("the fused kernel has no dropout")
+    if torch.compiler.is_exporting():
+        reasons.append("is an operator of relpos, which no exported program should need")
+    if torch._C._are_functorch_transforms_active():
+        reasons.append("has no rules for torch.func")
+    return reasons
+
+
+def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """(out, lse); lse is None where it was not asked for."""
+    start = inputs.query_start
+    query, scale = inputs.query, inputs.scale
+    if scale <= 0:
+        # the fused kernel scales after it has hidden pairs with -inf
+        query, scale = query * scale, 1.0
+    tensors = (query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    out, lse, _, _ = torch.ops.relpos.merged(
+        *tensors,
+        start if isinstance(start, Tensor) else None,
+        0 if isinstance(start, Tensor) else start,
+        inputs.key_lengths,
+        inputs.left,
+        inputs.right,
+        inputs.is_causal,
+        scale,
+        inputs.return_lse or needs_grad,
+        needs_grad,
+    )
+    return out, lse if inputs.return_lse else None
+
+
+# the fields of Problem, in their order
+_PROBLEM = (
+    "Tensor query, Tensor key, Tensor value, Tensor? rel_k, Tensor? rel_v, Tensor? starts, SymInt start, "
+    "Tensor? key_lengths, SymInt left, SymInt right, bool is_causal, float scale"
+)
+torch.library.define(
+    "relpos::merged", f"({_PROBLEM}, bool needs_lse, bool needs_grad) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+torch.library.define(
+    "relpos::merged_backward",
+    f"({_PROBLEM}, Tensor[] results, Tensor grad_out, Tensor? grad_lse) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.impl("relpos::merged", "CPU")
+def _merged(*arguments: Any) -> Results:
+    *problem, needs_lse, needs_grad = arguments
+    return attend(Problem(*problem), needs_lse, needs_grad)
+
+
+@torch.library.impl("relpos::merged_backward", "CPU")
+def _merged_backward(*arguments: Any) -> Gradients:
+    *problem, results, grad_out, grad_lse = arguments
+    return gradients(Problem(*problem), results, grad_out, grad_lse)
+
+
+@torch.library.register_fake("relpos::merged")
+def _fake(*arguments: Any) -> Results:
+    *problem, needs_lse, needs_grad = arguments
+    return empty_results(Problem(*problem), needs_lse, needs_grad)
+
+
+@torch.library.register_fake("relpos::merged_backward")
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    query, *others = arguments[:5]
+    return tuple(query.new_empty(0) if x is None else x.new_empty(x.shape) for x in (query, *others))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    problem = Problem(*inputs[:-2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, *problem.tensors)
+    ctx.problem = problem.with_tensors([None] * len(problem.tensors))
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: None) -> tuple[Any, ...]:
+    results, tensors = list(ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
+    problem = ctx.problem.with_tensors(tensors)
+    if grad_out is None:
+        grad_out = torch.zeros_like(results[0])
+    grads = torch.ops.relpos.merged_backward(*problem, results, grad_out, grad_lse)
+    of_tensors = [None if x is None else grad for x, grad in zip(problem[:5], grads, strict=True)]
+    return *of_tensors, *[None] * (len(problem) + 2 - len(of_tensors))
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    raise NotImplementedError('backend "merged" has no second derivative. Use backend="dense".')
+
+
+torch.library.register_autograd("relpos::merged", _backward, setup_context=_keep)
+torch.library.register_autograd("relpos::merged_backward", _no_second_derivative)

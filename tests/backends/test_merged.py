@@ -1,0 +1,177 @@
+"""The backend `merged` from inside: how pairs fall into parts, blocks and windows, and its operators."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.cases import CASES, Case, attend, case, detached, make, outcome
+from relpos import explain_backends, relative_attention
+from relpos.backends import _pieces
+from relpos.backends._band import Band
+from relpos.backends._far import Part, since, until
+
+pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
+
+offsets = st.integers(-15, 15)
+
+
+def pairs(part: Part) -> list[tuple[int, int]]:
+    """The pairs that a part says it has, as its docstring defines them."""
+    queries = range(part.queries.start, part.queries.stop)
+    keys = range(part.keys.start, part.keys.stop)
+    if not part.is_triangle:
+        return list(itertools.product(queries, keys))
+    queries, keys = (list(x)[:: -1 if part.is_reversed else 1] for x in (queries, keys))
+    return [(i, j) for a, i in enumerate(queries) for b, j in enumerate(keys) if b <= a]
+
+
+@settings(deadline=None, database=None, derandomize=True)
+@given(num_queries=st.integers(1, 12), num_keys=st.integers(1, 12), offset=offsets)
+def test_parts_hold_each_pair_of_a_region_once(num_queries: int, num_keys: int, offset: int) -> None:
+    everything = list(itertools.product(range(num_queries), range(num_keys)))
+    for parts, region in (
+        (until(num_queries, num_keys, offset), [(i, j) for i, j in everything if j <= i + offset]),
+        (since(num_queries, num_keys, offset), [(i, j) for i, j in everything if j >= i + offset]),
+    ):
+        found = [pair for part in parts for pair in pairs(part)]
+        assert sorted(found) == region
+        for part in parts:
+            assert {i for i, _ in pairs(part)} == set(range(part.queries.start, part.queries.stop))
+
+
+@settings(deadline=None, database=None, derandomize=True, max_examples=200)
+@given(
+    num_queries=st.integers(1, 70),
+    num_keys=st.integers(1, 70),
+    first=st.integers(-90, 90),
+    width=st.integers(1, 40),
+)
+def test_band_reads_and_writes_the_pairs_along_its_diagonals(
+    num_queries: int, num_keys: int, first: int, width: int
+) -> None:
+    band, groups, dim = Band(num_queries, num_keys, first, width), 2, 3
+    x = torch.randn(groups, num_queries, dim, dtype=torch.float64)
+    y = torch.randn(groups, num_keys, dim, dtype=torch.float64)
+    j = first + torch.arange(num_queries)[:, None] + torch.arange(width)  # [query, width]
+    exists = (j >= 0) & (j < num_keys)
+    met = torch.where(exists[..., None], y[:, j.clamp(0, num_keys - 1)], 0)  # [group, query, width, dim]
+
+    near = torch.zeros(groups, num_queries, width, dtype=torch.float64)
+    band.add_diagonals(torch.bmm(band.blocks(x), band.windows(y).mT), near)
+    torch.testing.assert_close(near, torch.einsum("gid,gijd->gij", x, met))
+
+    weights = torch.randn_like(near)
+    by_block = torch.bmm(band.spread(weights), band.windows(y))
+    torch.testing.assert_close(band.rows(by_block, groups), torch.einsum("gij,gijd->gid", weights, met))
+
+    total = torch.zeros(1, groups, num_keys, dim, dtype=torch.float64)
+    band.add_windows(torch.bmm(band.spread(weights).mT, band.blocks(x)), total)
+    truth = torch.zeros_like(total[0])
+    for i, w in itertools.product(range(num_queries), range(width)):
+        if exists[i, w]:
+            truth[:, j[i, w]] += weights[:, i, w, None] * x[:, i]
+    torch.testing.assert_close(total[0], truth)
+
+    band.mask(near, -1.0)
+    assert ((near == -1.0) == ~exists).all()
+
+
+@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize(
+    "case", [x for x in CASES if x.mask is None and x.relations is None and x.num_queries > 2], ids=str
+)
+def test_pieces_of_any_size_equal_the_reference(
+    case: Case, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pieces, "_QUERIES", queries)
+    monkeypatch.setattr(_pieces, "_SCRATCH", 1)
+    arguments = make(case)
+    found = outcome(*attend("merged", arguments), arguments)
+    truth = outcome(*attend("reference", arguments), arguments)
+    for name, x in truth.items():
+        torch.testing.assert_close(
+            found[name], x, atol=1e-10, rtol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["length 63, causal", "per head", "grouped heads, a start each", "values wider than keys"]
+)
+def test_operators_pass_opcheck(name: str) -> None:
+    x = make(case(name))
+    start = x["query_start"]
+    problem = [x["query"], x["key"], x["value"], x["rel_k"], x["rel_v"]]
+    problem += [start, 0] if isinstance(start, torch.Tensor) else [None, start or 0]
+    problem += [x["key_lengths"], *x["max_distance"], x["is_causal"], 0.5]
+    torch.library.opcheck(torch.ops.relpos.merged.default, (*problem, True, True))
+    with torch.no_grad():
+        results = torch.ops.relpos.merged(*problem, True, True)
+    detached_problem = [y.detach() if isinstance(y, torch.Tensor) else y for y in problem]
+    grads = [torch.randn_like(y) for y in results[:2]]
+    torch.library.opcheck(
+        torch.ops.relpos.merged_backward.default, (*detached_problem, list(results), *grads)
+    )
+
+
+def test_sequences_do_not_touch_each_other() -> None:
+    arguments = detached(make(case("length 63")), torch.float32)
+    both = {
+        name: torch.cat((x, x)) if name in ("query", "key", "value") else x for name, x in arguments.items()
+    }
+    for name in ("query", "key", "value"):
+        both[name] = both[name].detach().clone()
+        both[name][1] = float("nan")
+        both[name].requires_grad_()
+    alone, beside = (relative_attention(**x, backend="merged") for x in (arguments, both))
+    torch.testing.assert_close(beside[0], alone[0])
+    (grad,) = torch.autograd.grad(beside[0].square().sum(), both["key"])
+    (truth,) = torch.autograd.grad(alone.square().sum(), arguments["key"])
+    torch.testing.assert_close(grad[0], truth[0])
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_large_logits_equal_the_reference(size: float) -> None:
+    arguments = make(case("length 63"))
+    with torch.no_grad():
+        arguments["query"].mul_(size)
+    found = outcome(*attend("merged", arguments), arguments)
+    truth = outcome(*attend("reference", arguments), arguments)
+    for name, x in truth.items():
+        torch.testing.assert_close(found[name], x, atol=1e-9 * size, rtol=1e-8)
+
+
+def test_what_it_cannot_do_is_said_reason_by_reason() -> None:
+    arguments = make(case("mask: bool")) | {"dropout_p": 0.1}
+    assert explain_backends(**arguments)["merged"] == [
+        "takes key_lengths and is_causal, but no attn_mask",
+        "the fused kernel has no dropout",
+    ]
+    reasons = explain_backends(**make(case("relations for pairs")))["merged"]
+    assert reasons == ["needs distances, of which all but a few are clipped, and these are labels"]
+    meta = {x: torch.empty(1, 1, 4, 4, device="meta") for x in ("query", "key", "value")}
+    reasons = explain_backends(**meta, rel_k=None, rel_v=None)["merged"]
+    assert reasons == ["runs on the CPU alone, and query is on meta"]
+
+
+def test_a_second_derivative_is_refused_and_dense_has_it() -> None:
+    arguments = make(case("length 17"))
+    for backend in ("merged", "dense"):
+        out = relative_attention(**arguments, backend=backend)
+        (grad,) = torch.autograd.grad(out.square().sum(), arguments["query"], create_graph=True)
+        if backend == "dense":
+            grad.sum().backward()
+        else:
+            with pytest.raises(NotImplementedError, match=r'no second derivative. Use backend="dense"\.'):
+                grad.sum().backward()
+
+
+def test_nothing_is_kept_for_a_backward_pass_that_will_not_come() -> None:
+    x = torch.randn(1, 2, 40, 4)
+    table = torch.randn(5, 4)
+    for query, is_kept in ((x, False), (x.clone().requires_grad_(), True)):
+        inputs = (query, x, x, table, table, None, 0, None, 2, 2, False, 0.5)
+        results = torch.ops.relpos.merged(*inputs, is_kept, is_kept)
+        assert [bool(y.numel()) for y in results] == [True, is_kept, is_kept, is_kept]
