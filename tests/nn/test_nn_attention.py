@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.nn import (
+    KeyValueCache,
     RelativeMultiheadAttention,
     RelativeTransformerDecoderLayer,
     RelativeTransformerEncoderLayer,
@@ -123,6 +124,52 @@ def test_without_tables_self_attention_equals_torch(bias, batch_first) -> None:
 def test_without_tables_attention_to_one_memory_equals_torch(batch_first) -> None:
     memory = draw(BATCH, BATCH, WIDTH)
     assert_equals_torch(module(batch_first=batch_first), draw(BATCH, BATCH, WIDTH, seed=4), memory, memory)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kdim", "vdim"), [(8, 6), (8, 8), (WIDTH, 6), (8, None), (None, 6)])
+def test_keys_and_values_of_other_widths_equal_torch(kdim, vdim, bias, batch_first) -> None:
+    options = {"kdim": kdim, "vdim": vdim, "bias": bias, "batch_first": batch_first, "dtype": torch.float64}
+    ours, theirs = module(**options), nn.MultiheadAttention(WIDTH, HEADS, **options)
+    theirs.load_state_dict(ours.state_dict())
+    query = draw(BATCH, QUERIES, WIDTH)
+    key = draw(BATCH, KEYS, kdim or WIDTH, seed=4)
+    value = key if kdim == vdim else draw(BATCH, KEYS, vdim or WIDTH, seed=5)
+    given = {**masks("bool", "plain"), "need_weights": True}
+    if not batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+        value = key if kdim == vdim else value.transpose(0, 1)
+    grads = []
+    for attention in (ours, theirs):
+        out, weights = attention(query, key, value, **given)
+        torch.testing.assert_close(out, theirs(query, key, value, **given)[0], atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(weights, theirs(query, key, value, **given)[1], atol=1e-10, rtol=1e-10)
+        out.square().sum().backward()
+        grads.append({name: x.grad for name, x in attention.named_parameters()})
+    torch.testing.assert_close(*grads, atol=1e-10, rtol=1e-10)
+
+
+def test_a_memory_of_another_width_is_kept_in_a_cache() -> None:
+    ours, memory, cache = module(kdim=8, vdim=8), draw(BATCH, KEYS, 8), KeyValueCache(is_memory=True)
+    for step in draw(BATCH, 3, WIDTH).split(1, 1):
+        found, _ = ours(step, memory, memory, cache=cache)
+        torch.testing.assert_close(found, ours(step, memory, memory)[0], atol=1e-12, rtol=1e-12)
+
+
+@modes
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("averaged", [True, False])
+def test_one_sequence_alone_is_a_batch_of_one_without_its_dimension(mode, batch_first, averaged) -> None:
+    ours, x = module(batch_first=batch_first, **MODES[mode]), draw(KEYS, WIDTH)
+    padding, mask = hidden(KEYS), hidden(HEADS, KEYS, KEYS)
+    options = {"attn_mask": mask, "average_attn_weights": averaged}
+    batch = x[None] if batch_first else x[:, None]
+    out, weights = ours(x, x, x, padding, **options)
+    true, true_weights = ours(batch, batch, batch, padding[None], **options)
+    assert torch.equal(out, true.squeeze(0 if batch_first else 1))
+    assert torch.equal(weights, true_weights[0])
+    assert weights.shape == ((KEYS, KEYS) if averaged else (HEADS, KEYS, KEYS))
 
 
 def test_a_bool_mask_beside_a_float_mask_hides_and_adds() -> None:
@@ -358,13 +405,6 @@ def test_distances_that_are_no_one_or_two_integers_are_refused(given) -> None:
         rf"got {re.escape(repr(given))}\.",
     ):
         module(max_distance=given)
-
-
-@pytest.mark.parametrize("shape", [(KEYS, WIDTH), (WIDTH,), (1, 1, KEYS, WIDTH)])
-def test_inputs_that_are_no_batch_are_refused(shape) -> None:
-    x = draw(*shape)
-    with pytest.raises(ValueError, match=r"^query, key and value must have 3 dimensions.*unsqueeze"):
-        module()(x, x, x)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -159,6 +159,24 @@ def test_reordered_memory_goes_with_its_rows() -> None:
     torch.testing.assert_close(found, ours(step, memory[rows], memory[rows])[0], atol=1e-12, rtol=1e-12)
 
 
+def test_a_memory_that_was_projected_is_not_read_again_whatever_its_batch() -> None:
+    ours, memory, cache = attention(), draw(BATCH, 7, WIDTH, seed=2), KeyValueCache(is_memory=True)
+    step, rows = draw(BATCH, 1, WIDTH), torch.arange(BATCH).repeat_interleave(2)
+    ours(step, memory, memory, cache=cache)
+    cache.reorder(rows)
+    beams = step[rows]
+    true, _ = ours(beams, memory[rows], memory[rows])
+    torch.testing.assert_close(ours(beams, memory, memory, cache=cache)[0], true, atol=1e-12, rtol=1e-12)
+    layer = RelativeTransformerDecoderLayer(
+        WIDTH, HEADS, 24, batch_first=True, max_distance=2, dtype=torch.float64
+    ).eval()
+    memory_cache = KeyValueCache(is_memory=True)
+    layer(step, memory, memory_cache=memory_cache)
+    memory_cache.reorder(rows)
+    found = layer(beams, memory, memory_cache=memory_cache)
+    torch.testing.assert_close(found, layer(beams, memory[rows]), atol=1e-12, rtol=1e-12)
+
+
 def test_a_memory_cache_with_tables_is_refused() -> None:
     ours, x = attention(max_distance=2), draw(BATCH, 4, WIDTH)
     with pytest.raises(

@@ -148,7 +148,9 @@ def test_moving_a_sentence_to_the_right_changes_nothing_but_its_place() -> None:
 @pytest.mark.parametrize("kind", [RelativeTransformerEncoderLayer, RelativeTransformerDecoderLayer])
 def test_an_unknown_activation_is_refused_with_the_known_ones(kind) -> None:
     with pytest.raises(
-        ValueError, match=r"^activation must be one of \['gelu', 'relu', 'silu'\]; got 'swish'\.$"
+        ValueError,
+        match=r"^activation must be one of \['gelu', 'relu', 'silu'\] or a function; got 'swish'\. "
+        r"Give the function itself\.$",
     ):
         kind(**SIZES, activation="swish")
 

@@ -5,14 +5,30 @@ or one per head (its base model). The mathematics is `relpos.relative_attention`
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from relpos.functional import relative_attention
-from relpos.nn.cache import AttentionCache
+from relpos.nn._arguments import (
+    check_cache,
+    check_count,
+    check_flag,
+    check_heads,
+    check_probability,
+    check_sequence,
+    check_together,
+    refuse_appended_keys,
+)
+from relpos.nn._masks import check_masks, merge_masks
+from relpos.nn._projections import Projections
+from relpos.nn._projections import shapes as projection_shapes
+from relpos.nn._spans import check_use, span_of
+from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
 from relpos.positions import two_sides
+
+_TABLES = ("relative_position_keys", "relative_position_values")
 
 
 class RelativeMultiheadAttention(nn.Module):
@@ -23,6 +39,8 @@ class RelativeMultiheadAttention(nn.Module):
         num_heads: heads, each of width embed_dim / num_heads.
         dropout: probability on the attention weights while training.
         bias: whether the four projections have biases.
+        add_bias_kv, add_zero_attn: False; a key that is appended to all others has no position.
+        kdim, vdim: widths of key and value in cross-attention. None means embed_dim.
         batch_first: whether tensors are [batch, length, embed_dim]; otherwise [length, batch, embed_dim].
         max_distance: k, or (left, right): distances beyond share one row. None: no relative positions.
         relative_keys: whether distances act on the keys (equation 4).
@@ -31,14 +49,18 @@ class RelativeMultiheadAttention(nn.Module):
 
     Parameters `relative_position_keys` and `relative_position_values` are [labels, d_k], or
     [heads, labels, d_k] per head, with labels = left + right + 1; row `left` is distance 0. The other
-    names and shapes are those of `torch.nn.MultiheadAttention`. Tables start Xavier-uniform: the paper
-    does not say how its own did.
+    names and shapes are those of `torch.nn.MultiheadAttention`, whose state dict loads: the tables, of which
+    it has none, stay as they are. Tables start Xavier-uniform: the paper does not say how its own did.
 
     Raises:
-        ValueError: num_heads does not divide embed_dim, or max_distance is negative.
-        TypeError: max_distance is none of these.
+        ValueError: a size, probability or distance is out of range, or two arguments exclude each other.
+        TypeError: max_distance is none of these, or a number is none.
     """
 
+    in_proj_weight: Tensor | None
+    q_proj_weight: Tensor | None
+    k_proj_weight: Tensor | None
+    v_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
     relative_position_keys: Tensor | None
     relative_position_values: Tensor | None
@@ -49,44 +71,55 @@ class RelativeMultiheadAttention(nn.Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
         batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         max_distance: int | tuple[int, int] | None = None,
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(
-                f"num_heads must divide embed_dim = {embed_dim}; got {num_heads}. Change one of them."
-            )
+        check_heads(embed_dim, num_heads)
+        check_probability("dropout", dropout)
+        refuse_appended_keys(add_bias_kv, add_zero_attn)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kdim, self.vdim = (embed_dim if width is None else width for width in (kdim, vdim))
+        for name, width in (("kdim", self.kdim), ("vdim", self.vdim)):
+            check_count(name, width)
         self.dropout = dropout
         self.batch_first = batch_first
         self.max_distance = two_sides(max_distance)
 
-        options: dict = {"device": device, "dtype": dtype}
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **options))
-        self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **options)) if bias else None
+        options: Any = {"device": device, "dtype": dtype}
+        for name, shape in projection_shapes(embed_dim, self.kdim, self.vdim, bias).items():
+            parameter = None if shape is None else nn.Parameter(torch.empty(shape, **options))
+            self.register_parameter(name, parameter)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **options)
 
         labels = 0 if self.max_distance is None else sum(self.max_distance) + 1
-        shape = (num_heads, labels, self.head_dim) if relative_per_head else (labels, self.head_dim)
-        self.relative_position_keys = (
-            nn.Parameter(torch.empty(shape, **options)) if labels and relative_keys else None
-        )
-        self.relative_position_values = (
-            nn.Parameter(torch.empty(shape, **options)) if labels and relative_values else None
-        )
+        table_shape = (num_heads, labels, self.head_dim) if relative_per_head else (labels, self.head_dim)
+        for name, is_wanted in zip(_TABLES, (relative_keys, relative_values), strict=True):
+            table = nn.Parameter(torch.empty(table_shape, **options)) if labels and is_wanted else None
+            self.register_parameter(name, table)
+        if self.is_relative and not self.kdim == self.vdim == embed_dim:
+            raise ValueError(
+                f"kdim and vdim must be embed_dim = {embed_dim} beside relative positions, which belong to "
+                f"self-attention; got {self.kdim} and {self.vdim}. Use max_distance=None for cross-attention."
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new weights, as `torch.nn.MultiheadAttention` does, and new tables."""
-        nn.init.xavier_uniform_(self.in_proj_weight)
-        nn.init.xavier_uniform_(self.out_proj.weight)
+        packed, separate = self.in_proj_weight, (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        for weight in (packed, *separate, self.out_proj.weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
                 nn.init.zeros_(bias)
@@ -112,10 +145,13 @@ class RelativeMultiheadAttention(nn.Module):
         """Attend from `query` to `key`, with the masks of `torch.nn.MultiheadAttention` (True = hidden).
 
         Args:
-            query: [batch, query, embed_dim] if batch_first, else [query, batch, embed_dim].
-            key, value: likewise with `key` tokens. With relative positions all three are one tensor.
+            query: [batch, query, embed_dim] if batch_first, else [query, batch, embed_dim]; or one sequence,
+                [query, embed_dim], and then nothing else has a batch either.
+            key, value: likewise with `key` tokens, of width kdim and vdim. With relative positions all three
+                are one tensor.
             key_padding_mask: [batch, key], bool (True = padding) or float, added. With a cache, `key`
-                counts all tokens held, this chunk included.
+                counts all tokens held, this chunk included; with one of static capacity it may be the
+                capacity, and is that under `torch.compile`.
             need_weights: whether to return the weights too; it costs a second pass.
             attn_mask: [query, key] or [batch * heads, query, key], bool (True = may not attend) or float.
             average_attn_weights: whether weights are averaged over the heads.
@@ -126,37 +162,39 @@ class RelativeMultiheadAttention(nn.Module):
             Output shaped like query, and the weights before dropout, [batch, query, key] or
             [batch, heads, query, key], or None.
         Raises:
-            ValueError: an input has no batch dimension; relative positions are asked for between different
-                tensors or with the cache of a memory; is_causal is asked for with the cache of a memory.
+            ValueError: shapes or devices disagree, or what is asked for excludes something else: relative
+                positions between different tensors, or with the cache of a memory; is_causal with the latter.
+            TypeError: a kind or dtype that is not taken.
         """
         self._check(query, key, value, is_causal, cache)
-        # in cross-attention the position of a query has no effect, unless causal
-        query_start = 0 if cache is None or cache.is_memory else cache.length
-        if not self.batch_first:
-            is_self, is_kv = query is key and key is value, key is value
-            query = query.transpose(0, 1)
-            key = query if is_self else key.transpose(0, 1)
-            value = key if is_kv else value.transpose(0, 1)
-
+        span = span_of(cache, self.num_tokens(key))
+        check_masks(
+            ("attn_mask", "key_padding_mask"),
+            (attn_mask, key_padding_mask),
+            query=query,
+            batch_first=self.batch_first,
+            num_heads=self.num_heads,
+            num_keys=span.num_keys,
+        )
+        is_batch = query.dim() == 3
+        query, key, value = self._batches(query, key, value)
         q, k, v = self._heads(query, key, value, cache)
         mask = self.merge_masks(attn_mask, key_padding_mask, batch=q.shape[0])
-        positions: dict = {
-            "max_distance": self.max_distance if self.is_relative else None,
-            "query_start": query_start,
-            "attn_mask": mask,
-            "is_causal": is_causal,
-        }
+        k, v, limits = span.limit(k, v, mask)
+        limits |= {"is_causal": is_causal, "max_distance": self.max_distance if self.is_relative else None}
         rel_k, rel_v = self.relative_position_keys, self.relative_position_values
         dropout_p = self.dropout if self.training else 0.0
-        heads = relative_attention(q, k, v, rel_k, rel_v, dropout_p=dropout_p, **positions)
+        heads = relative_attention(q, k, v, rel_k, rel_v, dropout_p=dropout_p, **limits)
         out = self.out_proj(heads.transpose(1, 2).flatten(2))  # [batch, query, embed_dim]
 
         weights = None
         if need_weights:
             # attention over unit vectors, with no table on the values, returns its own weights
             unit = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
-            weights = relative_attention(q, k, unit, rel_k, None, **positions)
+            weights = relative_attention(q, k, unit, rel_k, None, **limits)
             weights = weights.mean(1) if average_attn_weights else weights
+        if not is_batch:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out if self.batch_first else out.transpose(0, 1), weights
 
     @property
@@ -164,71 +202,86 @@ class RelativeMultiheadAttention(nn.Module):
         """Whether the module has a table of relative positions."""
         return self.relative_position_keys is not None or self.relative_position_values is not None
 
-    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From [batch, length, embed_dim] each to the heads, [batch, heads, length, head_dim] each."""
-        width, weight, bias = self.embed_dim, self.in_proj_weight, self.in_proj_bias
-        if query is key and key is value:
-            packed = F.linear(query, weight, bias).unflatten(-1, (3, self.num_heads, self.head_dim))
-            q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-            return q, k, v
-        q = self._project_query(query)
-        if key is value:
-            rows = F.linear(key, weight[width:], None if bias is None else bias[width:])
-            k, v = rows.unflatten(-1, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
-            return q, k, v
-        w_k, w_v = weight[width:].chunk(2)
-        b_k, b_v = (None, None) if bias is None else bias[width:].chunk(2)
-        return q, self._split(F.linear(key, w_k, b_k)), self._split(F.linear(value, w_v, b_v))
+    @property
+    def any_weight(self) -> Tensor:
+        """A weight of the module's own, for its dtype and device."""
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
+        assert weight is not None
+        return weight
+
+    def make_cache(
+        self, *, batch: int | None = None, capacity: int | None = None
+    ) -> KeyValueCache | StaticKeyValueCache:
+        """An empty cache for self-attention: one that grows, or with batch and capacity one that does not.
+
+        Args:
+            capacity: tokens that it is to hold at most.
+        Raises:
+            ValueError: only one of the two is given, or it is below 1. TypeError: it is no integer.
+        """
+        if (batch is None) != (capacity is None):
+            raise ValueError(
+                f"batch and capacity must be given together; got batch={batch}, capacity={capacity}. "
+                "Give neither for a cache that grows."
+            )
+        if batch is None or capacity is None:
+            return KeyValueCache()
+        options: Any = {"device": self.any_weight.device, "dtype": self.any_weight.dtype}
+        return StaticKeyValueCache(batch, self.num_heads, capacity, self.head_dim, **options)
+
+    def num_tokens(self, x: Tensor) -> int:
+        """The length of [batch, length, width], or [length, batch, width], or [length, width]."""
+        return x.shape[1] if x.dim() == 3 and self.batch_first else x.shape[0]
 
     def merge_masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, *, batch: int
     ) -> Tensor | None:
         """torch.nn's two masks (bool: True = hidden) as one of SDPA's (bool: True = may attend)."""
-        if attn_mask is not None and attn_mask.dim() == 3:
-            attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
-        masks = [attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None, :]]
-        given = [mask for mask in masks if mask is not None]
-        if not given:
-            return None
-        if all(mask.dtype == torch.bool for mask in given):
-            hidden = given[0] if len(given) == 1 else given[0] | given[1]
-            return ~hidden
-        dtype = next(mask.dtype for mask in given if mask.dtype != torch.bool)
-        added = [
-            torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))
-            if mask.dtype == torch.bool
-            else mask
-            for mask in given
-        ]
-        return added[0] if len(added) == 1 else added[0] + added[1]
+        return merge_masks(attn_mask, key_padding_mask, batch=batch, num_heads=self.num_heads)
+
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From [batch, length, width] each to the heads, [batch, heads, length, head_dim] each."""
+        return self._projections().all(query, key, value)
+
+    def _projections(self) -> Projections:
+        separate = None
+        if self.in_proj_weight is None:
+            assert self.q_proj_weight is not None
+            assert self.k_proj_weight is not None
+            assert self.v_proj_weight is not None
+            separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        return Projections(self.in_proj_weight, separate, self.in_proj_bias, self.num_heads)
 
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, cache: AttentionCache | None
     ) -> None:
-        if not query.dim() == key.dim() == value.dim() == 3:
-            raise ValueError(
-                f"query, key and value must have 3 dimensions; got {_shapes(query, key, value)}. "
-                f"Give one sequence as a batch of one: x.unsqueeze({0 if self.batch_first else 1})."
-            )
-        # by identity: sequences of one length are no less two sequences
-        if self.is_relative and not (query is key and key is value):
-            raise ValueError(
-                "relative positions belong to self-attention: query, key and value must be one tensor, as in "
-                f"attention(x, x, x); got different ones, {_shapes(query, key, value)}. "
-                "Use max_distance=None for cross-attention."
-            )
-        if cache is None or not cache.is_memory:
-            return
-        if self.is_relative:
-            raise ValueError(
-                "relative positions belong to self-attention, and a cache with is_memory=True to "
-                "cross-attention. Give KeyValueCache(), or use max_distance=None."
-            )
-        if is_causal:
-            raise ValueError(
-                "is_causal cannot be used with a cache of a memory, which does not know where the query "
-                "stands. Give attn_mask."
-            )
+        weight, batch_first = self.any_weight, self.batch_first
+        widths = {"embed_dim": self.embed_dim, "kdim": self.kdim, "vdim": self.vdim}
+        named = (("query", query), ("key", key), ("value", value))
+        for (name, x), (width_name, width) in zip(named, widths.items(), strict=True):
+            if name == "query" or x is not query or width != self.embed_dim:
+                check_sequence(name, x, weight, width=width, width_name=width_name, batch_first=batch_first)
+        check_flag("is_causal", is_causal)
+        check_cache("cache", cache)
+        check_use(self.is_relative, query, key, value, is_causal, cache)
+        # a memory that was projected before is not read again
+        if key is not query and (cache is None or cache.filled_memory() is None):
+            check_together("key", key, "query", query, batch_first=batch_first)
+        if value is not key:
+            check_together("value", value, "key", key, batch_first=batch_first, has_one_length=True)
+
+    def _batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All three as [batch, length, width]; what was one tensor stays one."""
+
+        def turned(x: Tensor) -> Tensor:
+            if x.dim() == 2:
+                return x.unsqueeze(0)
+            return x if self.batch_first else x.transpose(0, 1)
+
+        is_self, is_kv = query is key and key is value, key is value
+        query = turned(query)
+        key = query if is_self else turned(key)
+        return query, key, key if is_kv else turned(value)
 
     def _heads(
         self, query: Tensor, key: Tensor, value: Tensor, cache: AttentionCache | None
@@ -236,24 +289,32 @@ class RelativeMultiheadAttention(nn.Module):
         """Query of each head, and keys and values with those that the cache holds."""
         memory = None if cache is None else cache.filled_memory()
         if memory is not None:
-            return self._project_query(query), *memory
+            if memory[0].shape[0] != query.shape[0]:
+                raise ValueError(
+                    f"cache must hold the batch of query = {query.shape[0]}; got {memory[0].shape[0]}. "
+                    "Reorder it, or begin with an empty one."
+                )
+            return self._projections().query(query), *memory
         q, k, v = self.project(query, key, value)
         if cache is not None:
             k, v = cache.append(k, v)
         return q, k, v
 
-    def _project_query(self, query: Tensor) -> Tensor:
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[: self.embed_dim]
-        return self._split(F.linear(query, self.in_proj_weight[: self.embed_dim], bias))
-
-    def _split(self, x: Tensor) -> Tensor:
-        """[batch, length, embed_dim] to [batch, heads, length, head_dim]."""
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        lists = (missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+        tables = [prefix + name for name in _TABLES]
+        is_torchs = f"{prefix}out_proj.weight" in state_dict and not any(
+            name in state_dict for name in tables
+        )
+        # a table on the meta device has no values to keep
+        is_kept = not any(getattr(x, "is_meta", False) for x in self._parameters.values())
+        if is_torchs and is_kept:
+            missing_keys[:] = [name for name in missing_keys if name not in tables]
 
     def extra_repr(self) -> str:
         """The settings that print with the module."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, max_distance={self.max_distance}"
-
-
-def _shapes(*tensors: Tensor) -> str:
-    return ", ".join(str(list(x.shape)) for x in tensors)

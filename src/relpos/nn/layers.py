@@ -4,11 +4,23 @@ Self-attention has relative positions, cross-attention none.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from relpos.nn._arguments import (
+    check_cache,
+    check_count,
+    check_flag,
+    check_heads,
+    check_probability,
+    check_sequence,
+    check_together,
+)
+from relpos.nn._masks import check_masks
+from relpos.nn._spans import span_of
 from relpos.nn.attention import RelativeMultiheadAttention
 from relpos.nn.cache import AttentionCache
 
@@ -20,11 +32,13 @@ class RelativeTransformerEncoderLayer(nn.Module):
 
     Args:
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias:
-            as in `torch.nn.TransformerEncoderLayer`; activation is "relu", "gelu" or "silu".
+            as in `torch.nn.TransformerEncoderLayer`; activation is "relu", "gelu", "silu" or a function.
         attention_dropout, activation_dropout: on the weights, and inside the feed-forward network;
             None means `dropout`.
         max_distance, relative_keys, relative_values, relative_per_head: as in
             `RelativeMultiheadAttention`.
+    Raises:
+        ValueError, TypeError: as `RelativeMultiheadAttention`, or an unknown activation.
     """
 
     def __init__(
@@ -33,11 +47,13 @@ class RelativeTransformerEncoderLayer(nn.Module):
         nhead: int,
         dim_feedforward: int = 2048,
         dropout: float = 0.1,
-        activation: str = "relu",
+        activation: str | Callable[[Tensor], Tensor] = "relu",
         layer_norm_eps: float = 1e-5,
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         attention_dropout: float | None = None,
         activation_dropout: float | None = None,
@@ -45,17 +61,18 @@ class RelativeTransformerEncoderLayer(nn.Module):
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        options: dict = {"device": device, "dtype": dtype}
+        dropouts = _dropouts(dropout, attention_dropout, activation_dropout)
+        check_heads(d_model, nhead, width_name="d_model", heads_name="nhead")
+        check_count("dim_feedforward", dim_feedforward)
+        options: Any = {"device": device, "dtype": dtype}
         self.self_attn = RelativeMultiheadAttention(
             d_model,
             nhead,
-            dropout if attention_dropout is None else attention_dropout,
+            dropouts["attention_dropout"],
             bias,
-            batch_first,
+            batch_first=batch_first,
             max_distance=max_distance,
             relative_keys=relative_keys,
             relative_values=relative_values,
@@ -65,7 +82,7 @@ class RelativeTransformerEncoderLayer(nn.Module):
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **options)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)
         self.activation = _activation(activation)
-        self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
+        self.activation_dropout = nn.Dropout(dropouts["activation_dropout"])
         self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.dropout = nn.Dropout(dropout)
@@ -77,11 +94,25 @@ class RelativeTransformerEncoderLayer(nn.Module):
         src_mask: Tensor | None = None,
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
+        *,
+        cache: AttentionCache | None = None,
     ) -> Tensor:
-        """Returns `src` transformed, same shape. Masks as in `torch.nn.TransformerEncoderLayer`."""
+        """Returns `src` transformed, same shape. Masks as in `torch.nn.TransformerEncoderLayer`.
+
+        With `cache`, `src` is the next chunk of the sequence, of any length: what a language model of causal
+        layers needs, or an encoder that listens.
+
+        Raises:
+            ValueError, TypeError: as `RelativeMultiheadAttention`, by the names that are used here.
+        """
+        names = ("src_mask", "src_key_padding_mask")
+        check_self(self.self_attn, "src", src, names, (src_mask, src_key_padding_mask), cache)
+        check_flag("is_causal", is_causal)
 
         def attend(x: Tensor) -> Tensor:
-            return self.self_attn(x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal)[0]
+            return self.self_attn(
+                x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal, cache=cache
+            )[0]
 
         x = _residual(src, attend, self.norm1, self.dropout, self.norm_first)
         return _residual(x, lambda y: _feed_forward(self, y), self.norm2, self.dropout, self.norm_first)
@@ -99,11 +130,13 @@ class RelativeTransformerDecoderLayer(nn.Module):
         nhead: int,
         dim_feedforward: int = 2048,
         dropout: float = 0.1,
-        activation: str = "relu",
+        activation: str | Callable[[Tensor], Tensor] = "relu",
         layer_norm_eps: float = 1e-5,
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         attention_dropout: float | None = None,
         activation_dropout: float | None = None,
@@ -111,18 +144,19 @@ class RelativeTransformerDecoderLayer(nn.Module):
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        options: dict = {"device": device, "dtype": dtype}
-        weights_dropout = dropout if attention_dropout is None else attention_dropout
+        dropouts = _dropouts(dropout, attention_dropout, activation_dropout)
+        check_heads(d_model, nhead, width_name="d_model", heads_name="nhead")
+        check_count("dim_feedforward", dim_feedforward)
+        options: Any = {"device": device, "dtype": dtype}
+        weights_dropout = dropouts["attention_dropout"]
         self.self_attn = RelativeMultiheadAttention(
             d_model,
             nhead,
             weights_dropout,
             bias,
-            batch_first,
+            batch_first=batch_first,
             max_distance=max_distance,
             relative_keys=relative_keys,
             relative_values=relative_values,
@@ -130,12 +164,12 @@ class RelativeTransformerDecoderLayer(nn.Module):
             **options,
         )
         self.multihead_attn = RelativeMultiheadAttention(
-            d_model, nhead, weights_dropout, bias, batch_first, **options
+            d_model, nhead, weights_dropout, bias, batch_first=batch_first, **options
         )
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **options)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)
         self.activation = _activation(activation)
-        self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
+        self.activation_dropout = nn.Dropout(dropouts["activation_dropout"])
         self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.norm3 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
@@ -162,13 +196,20 @@ class RelativeTransformerDecoderLayer(nn.Module):
         projecting the memory again.
 
         Raises:
-            ValueError: memory_is_causal together with a cache.
+            ValueError, TypeError: as `RelativeMultiheadAttention`, by the names that are used here;
+                memory_is_causal together with a cache.
         """
-        if memory_is_causal and not (cache is None and memory_cache is None):
-            raise ValueError(
-                "memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
-                "memory. Give memory_mask."
-            )
+        self._check(tgt, memory, tgt_is_causal, memory_is_causal, cache, memory_cache)
+        names = ("tgt_mask", "tgt_key_padding_mask")
+        check_self(self.self_attn, "tgt", tgt, names, (tgt_mask, tgt_key_padding_mask), cache)
+        check_masks(
+            ("memory_mask", "memory_key_padding_mask"),
+            (memory_mask, memory_key_padding_mask),
+            query=tgt,
+            batch_first=self.multihead_attn.batch_first,
+            num_heads=self.multihead_attn.num_heads,
+            num_keys=span_of(memory_cache, self.multihead_attn.num_tokens(memory)).num_keys,
+        )
 
         def attend(x: Tensor) -> Tensor:
             return self.self_attn(
@@ -191,11 +232,85 @@ class RelativeTransformerDecoderLayer(nn.Module):
         x = _residual(x, attend_memory, self.norm2, self.dropout, self.norm_first)
         return _residual(x, lambda y: _feed_forward(self, y), self.norm3, self.dropout, self.norm_first)
 
+    def _check(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_is_causal: bool,
+        memory_is_causal: bool,
+        cache: AttentionCache | None,
+        memory_cache: AttentionCache | None,
+    ) -> None:
+        attention = self.multihead_attn
+        for name, x in (("tgt", tgt), ("memory", memory)):
+            _check_tokens(attention, name, x)
+        check_flag("tgt_is_causal", tgt_is_causal)
+        check_flag("memory_is_causal", memory_is_causal)
+        check_cache("memory_cache", memory_cache)
+        # a memory that was projected before is not read again
+        if memory_cache is None or memory_cache.filled_memory() is None:
+            check_together("memory", memory, "tgt", tgt, batch_first=attention.batch_first)
+        if memory_is_causal and not (cache is None and memory_cache is None):
+            raise ValueError(
+                "memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
+                "memory. Give memory_mask."
+            )
 
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}; got {name!r}.")
-    return _ACTIVATIONS[name]
+
+def check_self(
+    attention: RelativeMultiheadAttention,
+    name: str,
+    x: Tensor,
+    mask_names: tuple[str, str],
+    masks: tuple[Tensor | None, Tensor | None],
+    cache: AttentionCache | None,
+) -> None:
+    """Refuse tokens and masks of self-attention that do not fit, by the names that the caller uses."""
+    _check_tokens(attention, name, x)
+    check_cache("cache", cache)
+    check_masks(
+        mask_names,
+        masks,
+        query=x,
+        batch_first=attention.batch_first,
+        num_heads=attention.num_heads,
+        num_keys=span_of(cache, attention.num_tokens(x)).num_keys,
+    )
+
+
+def _check_tokens(attention: RelativeMultiheadAttention, name: str, x: Tensor) -> None:
+    weight, width = attention.any_weight, attention.embed_dim
+    check_sequence(name, x, weight, width=width, width_name="d_model", batch_first=attention.batch_first)
+
+
+def _dropouts(
+    dropout: float, attention_dropout: float | None, activation_dropout: float | None
+) -> dict[str, float]:
+    given = {
+        "dropout": dropout,
+        "attention_dropout": attention_dropout,
+        "activation_dropout": activation_dropout,
+    }
+    filled = {name: dropout if p is None else p for name, p in given.items()}
+    for name, p in filled.items():
+        check_probability(name, p)
+    return filled
+
+
+def _activation(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    if isinstance(activation, str):
+        if activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {sorted(_ACTIVATIONS)} or a function; got {activation!r}. "
+                "Give the function itself."
+            )
+        return _ACTIVATIONS[activation]
+    if not callable(activation):
+        raise TypeError(
+            f"activation must be one of {sorted(_ACTIVATIONS)} or a function; got "
+            f"{type(activation).__name__}. Give one of these."
+        )
+    return activation
 
 
 def _feed_forward(

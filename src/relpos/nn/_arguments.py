@@ -1,0 +1,156 @@
+"""The arguments of modules, judged at their doors: sizes and probabilities, sequences, masks, caches.
+
+Each check says which argument is wrong by the name under which the caller gave it, so a layer asks here
+before it calls its attention, which has other names.
+"""
+
+import torch
+from torch import Tensor
+
+from relpos._inputs import FLOAT_DTYPES
+from relpos.positions import INT_TYPES
+
+
+def check_count(name: str, count: object) -> None:
+    """Refuse what is no integer of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, INT_TYPES):
+        raise TypeError(f"{name} must be an integer; got {type(count).__name__}. Give a whole number.")
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1; got {count}. Give a larger one.")
+
+
+def check_heads(
+    width: int, num_heads: int, *, width_name: str = "embed_dim", heads_name: str = "num_heads"
+) -> None:
+    """Refuse heads that do not share a width out evenly."""
+    check_count(width_name, width)
+    if isinstance(num_heads, bool) or not isinstance(num_heads, INT_TYPES):
+        raise TypeError(
+            f"{heads_name} must be an integer; got {type(num_heads).__name__}. Give a whole number."
+        )
+    if num_heads < 1 or width % num_heads:
+        raise ValueError(
+            f"{heads_name} must divide {width_name} = {width}; got {num_heads}. Change one of them."
+        )
+
+
+def check_probability(name: str, p: object) -> None:
+    """Refuse what is no number from 0 to 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"{name} must be a number; got {type(p).__name__}. It is a probability.")
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{name} must be between 0 and 1; got {p}. It is a probability.")
+
+
+def check_sequence(
+    name: str, x: Tensor, weight: Tensor, *, width: int, width_name: str, batch_first: bool
+) -> None:
+    """Refuse what is not [batch, length, width], or one sequence [length, width], of the kind of `weight`."""
+    _check_tensor(name, x)
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor; got {'a nested one' if x.is_nested else x.layout}. "
+            "Pad it, and give a padding mask."
+        )
+    if x.dim() not in (2, 3):
+        batched = "[batch, length, " if batch_first else "[length, batch, "
+        raise ValueError(
+            f"{name} must be {batched}{width_name}] or [length, {width_name}]; got {list(x.shape)}. "
+            f"It is batch_first={batch_first} that decides the order."
+        )
+    if x.shape[-1] != width:
+        raise ValueError(
+            f"{name} must have the width {width_name} = {width}; got {x.shape[-1]}. "
+            "Check what comes before, or the module's sizes."
+        )
+    if x.device != weight.device:
+        raise ValueError(
+            f"{name} must be on the device of the weights = {weight.device}; got {x.device}. "
+            "Move one of them with .to()."
+        )
+    if x.dtype not in FLOAT_DTYPES or (x.dtype != weight.dtype and not _is_autocast(x)):
+        raise TypeError(
+            f"{name} must have the dtype of the weights = {weight.dtype}; got {x.dtype}. "
+            "Convert one of them with .to(), or use autocast."
+        )
+
+
+def check_together(
+    name: str, x: Tensor, other_name: str, other: Tensor, *, batch_first: bool, has_one_length: bool = False
+) -> None:
+    """Refuse `x` beside `other` if only one is a batch, or they are batches of different size.
+
+    Args:
+        has_one_length: whether the lengths must be equal too.
+    """
+    for some_name, some in ((other_name, other), (name, x)):
+        _check_tensor(some_name, some)
+    if x.dim() != other.dim():
+        raise ValueError(
+            f"{name} must have the dimensions of {other_name} = {other.dim()}; got {x.dim()}. "
+            "Give batches, or single sequences."
+        )
+    batch_at, length_at = (0, 1) if batch_first else (1, 0)
+    if x.dim() == 3 and x.shape[batch_at] != other.shape[batch_at]:
+        raise ValueError(
+            f"{name} must have the batch of {other_name} = {other.shape[batch_at]}; got {x.shape[batch_at]}. "
+            f"It is batch_first={batch_first} that decides which dimension that is."
+        )
+    length_at = length_at if x.dim() == 3 else 0
+    if has_one_length and x.shape[length_at] != other.shape[length_at]:
+        raise ValueError(
+            f"{name} must have the length of {other_name} = {other.shape[length_at]}; "
+            f"got {x.shape[length_at]}. Each key stands for one value."
+        )
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Refuse what is not True or False."""
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} must be True or False; got {type(flag).__name__}. Give a bool.")
+
+
+def check_cache(name: str, cache: object) -> None:
+    """Refuse what cannot be a cache, such as the list of caches of a whole stack."""
+    if cache is not None and not hasattr(cache, "filled_memory"):
+        raise TypeError(
+            f"{name} must be a cache of one attention module; got {type(cache).__name__}. "
+            "Make it with make_cache(), or give a stack its list as `caches`."
+        )
+
+
+def check_caches(name: str, caches: object, num_layers: int) -> None:
+    """Refuse what is not one cache for each layer."""
+    if caches is None:
+        return
+    if not isinstance(caches, (list, tuple)):
+        raise TypeError(
+            f"{name} must be a list of caches; got {type(caches).__name__}. Make it with make_caches()."
+        )
+    if len(caches) != num_layers:
+        raise ValueError(
+            f"{name} must have one cache for each layer = {num_layers}; got {len(caches)}. "
+            "Make them with make_caches()."
+        )
+    for index, cache in enumerate(caches):
+        check_cache(f"{name}[{index}]", cache)
+
+
+def refuse_appended_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:
+    """Refuse torch.nn's two ways to append a key."""
+    for name, is_asked in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+        if is_asked:
+            raise ValueError(
+                f"{name} must be False, since a key appended to all others has no position; got {is_asked}. "
+                "Leave it out, or use torch.nn.MultiheadAttention."
+            )
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {type(x).__name__}. Make it a tensor.")
+
+
+def _is_autocast(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

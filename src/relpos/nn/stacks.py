@@ -1,0 +1,333 @@
+"""Encoder, decoder and both together, called like `torch.nn.TransformerEncoder`, `...Decoder`, `Transformer`.
+
+Embeddings, absolute positions and the choice of the next token are the caller's.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from relpos.nn._arguments import check_caches, check_count, check_flag, check_together
+from relpos.nn.attention import RelativeMultiheadAttention
+from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
+from relpos.nn.layers import (
+    RelativeTransformerDecoderLayer,
+    RelativeTransformerEncoderLayer,
+    check_self,
+)
+
+
+class RelativeTransformerEncoder(nn.Module):
+    """Layers one after the other, then a norm if there is one.
+
+    Args:
+        encoder_layer: all layers begin as copies of it, weights included, as in
+            `torch.nn.TransformerEncoder`.
+        num_layers: how many.
+        norm: applied to the output; wanted after layers with norm_first=True.
+        enable_nested_tensor, mask_check: without effect, here for calls written for torch.nn: padding is
+            never cut out, and outputs at padding are not zeroed.
+    Raises:
+        TypeError, ValueError: encoder_layer, norm or num_layers is of another kind, or num_layers below 1.
+    """
+
+    def __init__(
+        self,
+        encoder_layer: RelativeTransformerEncoderLayer,
+        num_layers: int,
+        norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_parts("encoder_layer", encoder_layer, RelativeTransformerEncoderLayer, num_layers, norm)
+        self.layers = nn.ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+        *,
+        caches: Sequence[AttentionCache] | None = None,
+    ) -> Tensor:
+        """Returns `src` transformed, same shape.
+
+        Args:
+            src: [batch, length, d_model] if batch_first, else [length, batch, d_model], or one sequence
+                [length, d_model].
+            mask: [length, length] or [batch * heads, length, length], bool (True = may not attend) or float.
+            src_key_padding_mask: [batch, length], bool (True = padding) or float.
+            is_causal: hide what comes after a token; needs no mask. None means False: a causal mask is
+                applied, so whether it is one need not be found out.
+            caches: one for each layer, from `make_caches`; `src` is then the next chunk, of any length, and
+                masks count all tokens held.
+        Raises:
+            ValueError, TypeError: as the layers.
+        """
+        check_caches("caches", caches, self.num_layers)
+        names, cache = ("mask", "src_key_padding_mask"), None if caches is None else caches[0]
+        check_self(_attention(self), "src", src, names, (mask, src_key_padding_mask), cache)
+        x = src
+        for index, layer in enumerate(self.layers):
+            x = layer(
+                x,
+                mask,
+                src_key_padding_mask,
+                _flag("is_causal", is_causal),
+                cache=None if caches is None else caches[index],
+            )
+        return x if self.norm is None else self.norm(x)
+
+    def make_caches(
+        self, *, batch: int | None = None, capacity: int | None = None
+    ) -> list[KeyValueCache | StaticKeyValueCache]:
+        """An empty cache for each layer; see `RelativeMultiheadAttention.make_cache`."""
+        return _make_caches(self, batch, capacity)
+
+
+class RelativeTransformerDecoder(nn.Module):
+    """Decoder layers one after the other, then a norm if there is one.
+
+    Step by step, nothing is computed twice:
+
+        caches, memory_caches = decoder.make_caches()
+        for _ in range(steps):
+            states = decoder(embed(tokens[:, -1:]), memory, tgt_is_causal=True,
+                             caches=caches, memory_caches=memory_caches)
+
+    Beam search calls `reorder(rows)` of all of them.
+
+    Args:
+        decoder_layer: all layers begin as copies of it, weights included, as in
+            `torch.nn.TransformerDecoder`.
+        num_layers: how many.
+        norm: applied to the output; wanted after layers with norm_first=True.
+    Raises:
+        TypeError, ValueError: decoder_layer, norm or num_layers is of another kind, or num_layers below 1.
+    """
+
+    def __init__(
+        self, decoder_layer: RelativeTransformerDecoderLayer, num_layers: int, norm: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        _check_parts("decoder_layer", decoder_layer, RelativeTransformerDecoderLayer, num_layers, norm)
+        self.layers = nn.ModuleList(copy.deepcopy(decoder_layer) for _ in range(num_layers))
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        caches: Sequence[AttentionCache] | None = None,
+        memory_caches: Sequence[AttentionCache] | None = None,
+    ) -> Tensor:
+        """Returns `tgt` transformed, same shape.
+
+        Args:
+            tgt: [batch, length, d_model] if batch_first, else [length, batch, d_model], or one sequence
+                [length, d_model].
+            memory: likewise, of the encoder.
+            tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask: as in
+                `torch.nn.TransformerDecoder`, True = hidden.
+            tgt_is_causal: hide what comes after a token; needs no tgt_mask. None means False.
+            memory_is_causal: hide the memory from position i + 1 on; needs no memory_mask.
+            caches, memory_caches: one for each layer, from `make_caches`; `tgt` is then the next chunk, of
+                any length, and its masks count all tokens held.
+        Raises:
+            ValueError, TypeError: as the layers.
+        """
+        check_caches("caches", caches, self.num_layers)
+        check_caches("memory_caches", memory_caches, self.num_layers)
+        x = tgt
+        for index, layer in enumerate(self.layers):
+            x = layer(
+                x,
+                memory,
+                tgt_mask,
+                memory_mask,
+                tgt_key_padding_mask,
+                memory_key_padding_mask,
+                _flag("tgt_is_causal", tgt_is_causal),
+                memory_is_causal,
+                cache=None if caches is None else caches[index],
+                memory_cache=None if memory_caches is None else memory_caches[index],
+            )
+        return x if self.norm is None else self.norm(x)
+
+    def make_caches(
+        self, *, batch: int | None = None, capacity: int | None = None
+    ) -> tuple[list[KeyValueCache | StaticKeyValueCache], list[KeyValueCache]]:
+        """Empty caches for each layer: of the target, and of the memory.
+
+        Args:
+            batch, capacity: for a cache of the target that does not grow, see
+                `RelativeMultiheadAttention.make_cache`. That of the memory is filled once in any case.
+        """
+        return _make_caches(self, batch, capacity), [KeyValueCache(is_memory=True) for _ in self.layers]
+
+
+class RelativeTransformer(nn.Module):
+    """An encoder and a decoder that attends to it.
+
+    Args:
+        d_model, nhead, num_encoder_layers, num_decoder_layers, dim_feedforward, dropout, activation,
+            layer_norm_eps, batch_first, norm_first, bias: as in `torch.nn.Transformer`.
+        custom_encoder, custom_decoder: used in place of those made here, with the weights that they have.
+        attention_dropout, activation_dropout, max_distance, relative_keys, relative_values,
+            relative_per_head: of all layers, as in `RelativeTransformerEncoderLayer`.
+
+    Its weights are drawn anew for each layer, Xavier-uniform as those of `torch.nn.Transformer`.
+
+    Raises:
+        ValueError, TypeError: as the layers.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = F.relu,
+        custom_encoder: nn.Module | None = None,
+        custom_decoder: nn.Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        attention_dropout: float | None = None,
+        activation_dropout: float | None = None,
+        max_distance: int | tuple[int, int] | None = None,
+        relative_keys: bool = True,
+        relative_values: bool = True,
+        relative_per_head: bool = False,
+    ) -> None:
+        super().__init__()
+        options: Any = {"device": device, "dtype": dtype}
+        settings: Any = options | {
+            "attention_dropout": attention_dropout,
+            "activation_dropout": activation_dropout,
+            "max_distance": max_distance,
+            "relative_keys": relative_keys,
+            "relative_values": relative_values,
+            "relative_per_head": relative_per_head,
+        }
+        shape = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps)
+        order = (batch_first, norm_first, bias)
+        if custom_encoder is None:
+            encoder_layer = RelativeTransformerEncoderLayer(*shape, *order, **settings)
+            norm = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+            self.encoder: nn.Module = RelativeTransformerEncoder(encoder_layer, num_encoder_layers, norm)
+            _draw(self.encoder)
+        else:
+            self.encoder = custom_encoder
+        if custom_decoder is None:
+            decoder_layer = RelativeTransformerDecoderLayer(*shape, *order, **settings)
+            norm = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+            self.decoder: nn.Module = RelativeTransformerDecoder(decoder_layer, num_decoder_layers, norm)
+            _draw(self.decoder)
+        else:
+            self.decoder = custom_decoder
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Returns `tgt` transformed, same shape. Arguments as in `torch.nn.Transformer`, True = hidden.
+
+        For step-by-step decoding call `encoder` once, and `decoder` with caches.
+
+        Raises:
+            ValueError, TypeError: as the layers.
+        """
+        check_together("tgt", tgt, "src", src, batch_first=self.batch_first)
+        memory = self.encoder(
+            src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal
+        )
+        return self.decoder(
+            tgt,
+            memory,
+            tgt_mask=tgt_mask,
+            memory_mask=memory_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+            tgt_is_causal=tgt_is_causal,
+            memory_is_causal=memory_is_causal,
+        )
+
+    @staticmethod
+    def generate_square_subsequent_mask(
+        sz: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The mask [sz, sz] of `torch.nn.Transformer`: -inf where a token comes later, else 0."""
+        return nn.Transformer.generate_square_subsequent_mask(sz, device=device, dtype=dtype)
+
+
+def _check_parts(
+    name: str, layer: nn.Module, kind: type[nn.Module], num_layers: int, norm: nn.Module | None
+) -> None:
+    if not isinstance(layer, kind):
+        found = layer.__name__ if isinstance(layer, type) else f"a {type(layer).__name__}"
+        raise TypeError(f"{name} must be a {kind.__name__}; got {found}. Make one first.")
+    check_count("num_layers", num_layers)
+    if norm is not None and not isinstance(norm, nn.Module):
+        raise TypeError(f"norm must be a module or None; got {type(norm).__name__}. Give nn.LayerNorm(...).")
+
+
+def _flag(name: str, flag: bool | None) -> bool:
+    if flag is not None:
+        check_flag(name, flag)
+    return bool(flag)
+
+
+def _attention(stack: RelativeTransformerEncoder | RelativeTransformerDecoder) -> RelativeMultiheadAttention:
+    attention = stack.layers[0].self_attn
+    assert isinstance(attention, RelativeMultiheadAttention)
+    return attention
+
+
+def _make_caches(
+    stack: RelativeTransformerEncoder | RelativeTransformerDecoder, batch: int | None, capacity: int | None
+) -> list[KeyValueCache | StaticKeyValueCache]:
+    return [_attention(stack).make_cache(batch=batch, capacity=capacity) for _ in stack.layers]
+
+
+def _draw(stack: nn.Module) -> None:
+    """New matrices and tables, so that layers made as copies differ."""
+    for module in stack.modules():
+        if isinstance(module, RelativeMultiheadAttention):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
