@@ -151,7 +151,7 @@ def test_folder_that_cannot_be_made_is_told(
     assert "Not a directory" in line
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "--help"], ["doctor"]])
 def test_full_standard_output_is_told(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -167,7 +167,7 @@ def test_full_standard_output_is_told(arguments: list[str]) -> None:
     assert "No space left on device" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["train", "--help"], ["doctor"]])
 def test_reader_that_left_is_no_failure(arguments: list[str]) -> None:
     readable, writable = os.pipe()
     os.close(readable)
@@ -532,8 +532,8 @@ def test_experiment_compares_variants_and_writes_a_report(
     assert json.loads(text)["results"] == records
 
 
-def test_version_and_help_are_quick_and_on_standard_output() -> None:
-    for arguments in (["--version"], ["--help"], ["train", "--help"]):
+def test_version_help_and_doctor_are_quick_and_on_standard_output() -> None:
+    for arguments in (["--version"], ["--help"], ["train", "--help"], ["doctor"]):
         code = (
             "import sys; from relpos.cli import run; code = run(sys.argv[1:]); "
             "assert not {'transformers', 'datasets', 'matplotlib'} & set(sys.modules); sys.exit(code)"
@@ -544,3 +544,9 @@ def test_version_and_help_are_quick_and_on_standard_output() -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout
         assert done.stderr == ""
+
+
+def test_help_lists_the_doctor(relpos: Callable[..., Outcome]) -> None:
+    code, out, errors = relpos("--help")
+    assert (code, errors) == (0, "")
+    assert "\n  doctor     Show versions, machine, backends, and what is wrong.\n" in out

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
-except ModuleNotFoundError:
-    sys.exit('relpos: the commands need more packages: pip install "relpos[translate]"')
+except ImportError as error:
+    # the doctor needs torch alone: it is asked where something is missing
+    from relpos._doctor.alone import run_alone
+
+    sys.exit(run_alone(sys.argv[1:], error))
 
 from relpos.translation.errors import InputError, Interrupted, UsageError, first_line
 from relpos.translation.files import open_whole
@@ -293,6 +296,14 @@ def reproduce(
 
         print_comparison(records)
         print(f"\nThe report with pictures is {report}")
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Show versions, machine, backends, and what is wrong."""
+    from relpos._doctor import write_report
+
+    write_report(as_json=as_json)
 
 
 def _settle() -> None:

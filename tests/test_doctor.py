@@ -1,0 +1,466 @@
+"""`relpos doctor`: each section, the answers of `explain_backends`, advice, and work where torch is alone."""
+
+import importlib.metadata
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import relpos
+from relpos import _dispatch, explain_backends
+from relpos._doctor import cases, examine, machine, report, software, write_report
+from relpos._doctor.alone import run_alone
+from relpos._doctor.finding import NO_BREAK, Complain, Finding
+from relpos.backends._backend import Backend
+from relpos.cli import run
+
+SECTIONS = ["versions", "packages", "machine", "compiled", "attention"]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Run `relpos doctor` in a terminal of 80 columns, and return what it prints."""
+
+    def call() -> str:
+        monkeypatch.setenv("COLUMNS", "80")
+        capsys.readouterr()
+        assert run(["doctor"]) == 0
+        out, errors = capsys.readouterr()
+        assert errors == ""
+        return out
+
+    return call
+
+
+def _problems() -> dict[str, str]:
+    return {problem.problem: problem.advice for problem in examine().problems}
+
+
+# what it prints
+
+
+def test_every_section_is_told_in_order(told: Callable[[], str]) -> None:
+    out = told()
+    titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
+    assert titles == [*SECTIONS, "advice"]
+    assert NO_BREAK not in out
+    assert relpos.__version__ in out
+    assert str(torch.__version__) in out
+    assert torch.backends.cpu.get_cpu_capability() in out
+
+
+def test_every_case_stands_above_its_table(told: Callable[[], str]) -> None:
+    lines = [" ".join(line.split()) for line in told().partition("\nattention\n")[2].splitlines()]
+    text = " ".join(lines)
+    for name, case in cases.CASES.items():
+        table = " ".join(str(case.explain(torch.device("cpu"))).split())
+        assert name in text
+        assert table in text[text.index(name) :]
+
+
+def test_no_line_is_wider_than_the_terminal(told: Callable[[], str]) -> None:
+    for line in told().splitlines():
+        # a path or a command is never cut
+        assert len(line) <= 80 or " " not in line.strip().removeprefix("from ")
+
+
+def test_json_holds_the_answers_of_explain_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert list(values) == [*SECTIONS, "problems"]
+    assert values["versions"]["torch"]["version"] == str(torch.__version__)
+    assert list(values["attention"]["cpu"]) == list(cases.CASES)
+    for name, case in cases.CASES.items():
+        if case.has_relations:
+            continue
+        tensors, options = case.arguments(torch.device("cpu"))
+        table = explain_backends(*tensors, **options)
+        assert values["attention"]["cpu"][name] == {"chosen": table.chosen, "reasons": dict(table)}
+
+
+def test_cases_are_what_they_are_called() -> None:
+    made = {name: case.arguments(torch.device("cpu")) for name, case in cases.CASES.items()}
+    assert made["4,096 tokens"][0][0].shape[2] == 4096
+    assert made["causal"][1] == {"is_causal": True}
+    assert made["dropout"][1]["dropout_p"] > 0
+    assert made["padding (key_lengths)"][1]["key_lengths"].tolist() == [256] * 4
+    assert made["dense mask (attn_mask)"][1]["attn_mask"].shape == (512, 512)
+    step, options = made["one query on a cache of 4,096"]
+    assert (step[0].shape[2], step[1].shape[2], options["query_start"]) == (1, 4096, 4095)
+    assert made["bfloat16"][0][0].dtype == torch.bfloat16
+    assert made["float64"][0][0].dtype == torch.float64
+    assert made["grouped heads (8 on 2)"][0][1].shape[1] == 2
+    assert made["values narrower than keys"][0][2].shape[3] == 32
+    assert not any(x.requires_grad for x in made["without gradients"][0])
+    assert all(x.requires_grad for x in made["512 tokens"][0])
+
+
+def test_relations_are_asked_as_relations(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def why_not(inputs: Any) -> list[str]:
+        return ["these are labels"] if inputs.relations is not None else []
+
+    by_distance = Backend("by_distance", why_not, lambda inputs: (inputs.query, None))
+    monkeypatch.setattr(_dispatch, "BACKENDS", (by_distance,))
+    assert "\n       labelled relations\n         by_distance: these are labels\n" in told()
+
+
+def test_unknown_option_is_wrong_use_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--jsno"]) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert len(errors.splitlines()) == 1
+    assert "--jsno" in errors
+
+
+def test_characters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_processor_name", lambda: "Prozessor für alles")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    write_report(as_json=False)
+    assert rb"Prozessor f\xfcr alles" in written.getvalue()
+
+
+# what fails
+
+
+@pytest.mark.parametrize("owner", ["get_cpu_capability", "get_num_threads"])
+def test_probe_that_raises_is_a_line(
+    told: Callable[[], str], monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("it is\nbroken")
+
+    place = torch.backends.cpu if owner == "get_cpu_capability" else torch
+    monkeypatch.setattr(place, owner, fail)
+    out = told()
+    name = "instructions" if owner == "get_cpu_capability" else "threads"
+    assert re.search(rf"{name} +could not be told \(RuntimeError: it is broken\)", out)
+    assert f"- {name} could not be told.\n    Report it, with this output." in out
+    assert ": chosen\n" in out
+
+
+def test_devices_that_cannot_be_listed_leave_the_cpu(
+    told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> bool:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch.cuda, "is_available", fail)
+    out = told()
+    assert re.search(r"GPU +could not be told \(RuntimeError: no driver\)", out)
+    assert ": chosen\n" in out
+
+
+def test_case_that_raises_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*tensors: torch.Tensor, **options: Any) -> Any:
+        if "dropout_p" in options:
+            raise RuntimeError("no dropout here")
+        return explain_backends(*tensors, **options)
+
+    monkeypatch.setattr(cases, "explain_backends", ask)
+    found = examine()
+    answers = found.sections["attention"]["cpu"].value
+    assert answers["dropout"] == {"error": "RuntimeError: no dropout here"}
+    assert answers["causal"]["chosen"] is not None
+    assert "dropout on cpu could not be told." in [problem.problem for problem in found.problems]
+
+
+def test_warning_is_a_problem_told_once(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn() -> bool:
+        warnings.warn("the driver is too old", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", warn)
+    assert told().count("  - a warning: the driver is too old\n    Mend what it names.\n") == 1
+
+
+def test_case_that_no_backend_serves_is_a_problem(
+    told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why_not(inputs: Any) -> list[str]:
+        return ["it cannot drop weights", "nor anything else"] if inputs.dropout_p > 0 else []
+
+    picky = Backend("picky", why_not, lambda inputs: (inputs.query, None))
+    monkeypatch.setattr(_dispatch, "BACKENDS", (picky,))
+    out = told()
+    assert "\n       dropout\n         picky: it cannot drop weights; nor anything else\n" in out
+    assert "  - on cpu no backend serves dropout.\n" in out
+
+
+# advice
+
+
+def test_nothing_wrong_is_said(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "ask", lambda name, probe, problems: Finding({}, "well"))
+    assert told().endswith("\nadvice\n  No problem found.\n")
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "problem"),
+    [
+        (1, 16, "torch computes with 1 thread on 16 cores."),
+        (8, 16, None),
+        (16, 16, None),
+        (1, 2, None),
+        (64, 1, "torch computes with 64 threads on 1 core: they wait."),
+    ],
+)
+def test_threads_that_do_not_suit_the_cores_are_told(
+    monkeypatch: pytest.MonkeyPatch, threads: int, cores: int, problem: str | None
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(machine, "num_cores", lambda: cores)
+    found = [name for name in _problems() if name.startswith("torch computes")]
+    assert found == ([problem] if problem else [])
+
+
+def test_old_torch_is_told_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "2.9.1+cpu" if name == "torch" else version(name)
+    )
+    assert _problems()["torch must be >=2.10; 2.9.1+cpu is installed."] == "pip install --upgrade relpos"
+
+
+def test_missing_packages_are_told_with_the_extra_that_brings_them(
+    told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = importlib.metadata.version
+
+    def without(name: str) -> str:
+        if name in ("matplotlib", "jinja2"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    assert 'plots      missing: matplotlib, jinja2\n             pip install "relpos[plots]"\n' in told()
+
+
+def test_every_extra_of_the_distribution_is_told() -> None:
+    found = examine().sections["packages"]
+    assert list(found) == ["always", *importlib.metadata.metadata("relpos").get_all("Provides-Extra")]
+    assert found["always"].value["packages"]["torch"]["version"] == importlib.metadata.version("torch")
+    assert "typer" in found["translate"].value["packages"]
+    assert sorted(found["demo"].value["includes"]) == ["plots", "translate"]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "expected"),
+    [
+        ("2.10.0", ">=2.10", True),
+        ("2.13.0+cpu", ">=2.10", True),
+        ("2.9.1", ">=2.10", False),
+        ("6.0", "<6,>=5.24", False),
+        ("5.30.1", "<6, >=5.24", True),
+        ("1", "", True),
+        ("1", "==2.*", True),
+        ("odd", ">1", False),
+    ],
+)
+def test_versions_are_compared_by_number(version: str, wanted: str, expected: bool) -> None:
+    assert software.fits(version, wanted) is expected
+
+
+def test_processor_without_vector_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    told = "torch uses no vector instructions of this processor."
+    assert _problems()[told] == "Unset ATEN_CPU_CAPABILITY."
+    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+    assert told not in _problems()
+
+
+# GPUs
+
+
+def _fake_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: list[str]) -> None:
+    gpu = SimpleNamespace(name="Card", major=capability[0], minor=capability[1], total_memory=3 * 2**30)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Card")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+
+
+def _cards(complain: Complain) -> tuple[Finding, Finding]:
+    return machine.machine_probes()["GPU"](complain), machine.devices(complain)
+
+
+def test_each_device_has_its_own_table(told: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def why_not(inputs: Any) -> list[str]:
+        return [f"not on {inputs.query.device}"] if inputs.query.device.type != "cpu" else []
+
+    monkeypatch.setattr(report, "devices", lambda complain: Finding({"names": ["cpu", "meta"]}, ""))
+    monkeypatch.setattr(
+        _dispatch, "BACKENDS", (Backend("local", why_not, lambda inputs: (inputs.query, None)),)
+    )
+    out = told()
+    assert re.search(r"\n  cpu   [^:]*\n +local: chosen\n", out)
+    assert re.search(r"\n  meta  [^:]*\n +local: not on meta\n", out)
+    assert "  - on meta no backend serves short sentences (64 x 32 tokens), 512 tokens," in out
+
+
+def test_gpus_are_told_by_name_capability_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_gpus(monkeypatch, (9, 0), ["sm_80", "sm_90"])
+    problems: list[str] = []
+    gpu, devices = _cards(lambda problem, advice: problems.append(problem))
+    assert gpu.text.splitlines() == [f"{i}: Card, compute capability 9.0, 3.0 GiB" for i in (0, 1)]
+    # two cards of one kind answer alike
+    assert devices.value["names"] == ["cpu", "cuda:0"]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "is_served"),
+    [
+        ((8, 6), ["sm_80"], True),
+        ((9, 0), ["sm_80"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((12, 0), ["sm_90", "sm_120"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((7, 0), ["sm_75", "compute_75"], False),
+    ],
+)
+def test_gpu_that_torch_has_no_kernels_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: list[str], is_served: bool
+) -> None:
+    _fake_gpus(monkeypatch, capability, built)
+    problems: list[str] = []
+    _cards(lambda problem, advice: problems.append(problem))
+    expected = f"this torch has no kernels for Card, compute capability {capability[0]}.{capability[1]}."
+    assert problems == ([] if is_served else [expected] * 2)
+
+
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_driver_without_a_gpu_for_torch_is_told(monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "_has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    problems: list[str] = []
+    gpu, devices = _cards(lambda problem, advice: problems.append(f"{problem} {advice}"))
+    assert gpu.text == "none that torch can use"
+    assert devices.value["names"] == ["cpu"]
+    assert len(problems) == 1
+    assert ("torch is built for the CPU" if cuda is None else "Check CUDA_VISIBLE_DEVICES") in problems[0]
+
+
+# torch alone
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python where relpos, torch and what torch needs are installed, and nothing else is."""
+    site = tmp_path_factory.mktemp("site")
+    names, seen = ["torch"], set()
+    while names:
+        name = names.pop().lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # another platform's
+        needed = [line for line in distribution.requires or [] if "extra ==" not in line]
+        names += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in needed]
+        _link(distribution, site)
+    _link(importlib.metadata.distribution("relpos"), site)
+    (site / "relpos").symlink_to(Path(relpos.__file__).parent)
+
+    def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        # -S leaves out the folder of installed packages; torch itself warns where NumPy is missing
+        return subprocess.run(
+            [sys.executable, "-S", "-W", "ignore:Failed to initialize NumPy:UserWarning", *arguments],
+            env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+            text=True,
+            check=False,
+            timeout=120,
+            **({"capture_output": True} | options),
+        )
+
+    return call
+
+
+def _link(distribution: importlib.metadata.Distribution, site: Path) -> None:
+    tops = {file.parts[0] for file in distribution.files or []}
+    for top in tops - {"..", "__pycache__"}:
+        if not top.startswith("__editable__") and top != "relpos" and not (site / top).exists():
+            (site / top).symlink_to(distribution.locate_file(top))
+
+
+def test_torch_alone_is_enough(alone: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = alone("-m", "relpos", "doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"always +torch \d", done.stdout)
+    assert "missing: transformers, accelerate" in done.stdout
+    assert 'pip install "relpos[translate]"' in done.stdout
+    assert ": chosen\n" in done.stdout
+
+
+def test_json_of_the_installed_command_needs_torch_alone(
+    alone: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = alone("-c", "import sys; from relpos.cli import main; sys.exit(main())", "doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    values = json.loads(done.stdout)
+    missing = values["packages"]["translate"]["missing"]
+    assert {"typer", "rich", "transformers"} <= set(missing)
+    assert list(values["attention"]["cpu"]) == list(cases.CASES)
+
+
+def test_without_typer_other_commands_name_their_extra(
+    alone: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = alone("-m", "relpos", "train", "numbers", "--out", "run")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "No module named 'typer'" in done.stderr
+    assert 'pip install "relpos[translate]"; relpos doctor runs without.' in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--json", "doctor"]])
+def test_without_typer_whatever_is_not_the_doctor_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run_alone(arguments, ImportError("no\ntyper")) == 1
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.startswith("relpos: the commands need more packages (no typer): ")
+
+
+def test_without_typer_an_unknown_option_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_alone(["doctor", "--json", "--all"], ImportError("no typer")) == 2
+    assert capsys.readouterr() == ("", "relpos: doctor takes --json and nothing else; got '--all'.\n")
+
+
+def test_without_typer_the_doctor_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_alone(["doctor", "--help"], ImportError("no typer")) == 0
+    out, errors = capsys.readouterr()
+    assert out.startswith("Usage: relpos doctor [--json]\n")
+    assert errors == ""
+
+
+def test_without_typer_a_full_output_fails_and_a_reader_that_left_does_not(
+    alone: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = alone("-m", "relpos", "doctor", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, "relpos: No space left on device.\n")
+    readable, writable = os.pipe()
+    os.close(readable)
+    done = alone("-m", "relpos", "doctor", capture_output=False, stdout=writable, stderr=subprocess.PIPE)
+    os.close(writable)
+    assert (done.returncode, done.stderr) == (0, "")
