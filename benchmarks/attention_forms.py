@@ -1,0 +1,231 @@
+"""The forms of attention that the benchmark compares, and the tensors that they are called with.
+
+torch's own attention, which knows no positions; two forms of other libraries, with a vector for each pair of
+query and key, [length, length, d_k] (paper, equations 3 and 4, gathered); and each backend of relpos.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from relpos import explain_backends, relative_attention
+from relpos.backends import BACKENDS
+from relpos.masks import combine_masks
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of calling attention.
+
+    Args:
+        length: tokens of each sequence, padding included.
+        max_distance: k; each table has 2k + 1 rows.
+        padding: share of each sequence, at its end, that is no key.
+        dropout: probability of dropping a weight.
+        has_backward: whether the gradients of query, key, value and both tables belong to a pass.
+    """
+
+    length: int
+    batch: int = 1
+    heads: int = 8
+    d_k: int = 64
+    max_distance: int = 16
+    dtype: str = "float32"
+    device: str = "cpu"
+    is_causal: bool = False
+    padding: float = 0.0
+    dropout: float = 0.0
+    has_backward: bool = False
+
+
+class Tensors(NamedTuple):
+    """What every form is given; query, key, value and grad_out are [batch, heads, length, d_k]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rel_k: Tensor  # [labels, d_k]
+    rel_v: Tensor  # [labels, d_k]
+    grad_out: Tensor
+    key_lengths: Tensor | None  # [batch]
+
+
+Attend = Callable[[], Tensor]
+Step = Callable[[], tuple[Tensor, ...]]
+
+
+def make_tensors(setting: Setting) -> Tensors:
+    """Normal random numbers, the same for the same setting."""
+    device = torch.device(setting.device)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int, needs_grad: bool = setting.has_backward) -> Tensor:
+        dtype = getattr(torch, setting.dtype)
+        x = torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+        return x.requires_grad_(needs_grad)
+
+    shape = (setting.batch, setting.heads, setting.length, setting.d_k)
+    labels = 2 * setting.max_distance + 1
+    key_lengths = None
+    if setting.padding > 0:
+        num_keys = max(1, round(setting.length * (1 - setting.padding)))
+        key_lengths = torch.full((setting.batch,), num_keys, device=device)
+    return Tensors(
+        query=normal(*shape),
+        key=normal(*shape),
+        value=normal(*shape),
+        rel_k=normal(labels, setting.d_k),
+        rel_v=normal(labels, setting.d_k),
+        grad_out=normal(*shape, needs_grad=False),
+        key_lengths=key_lengths,
+    )
+
+
+def why_not(name: str, setting: Setting, tensors: Tensors) -> list[str]:
+    """Every reason why the form cannot run in this setting; an empty list where it can."""
+    if name in OTHERS:
+        return []
+    return explain_backends(*tensors[:5], **_keywords(setting, tensors))[name]
+
+
+def prepare(name: str, setting: Setting, tensors: Tensors) -> Step:
+    """A function of nothing that runs one pass.
+
+    Returns:
+        A function that returns (out,), or out and the gradients of query, key, value and, where the form has
+        positions, rel_k and rel_v. Masks are made here, once.
+    """
+    attend = FORMS[name](setting, tensors)
+    if not setting.has_backward:
+        return lambda: (attend(),)
+    wanted = tensors[:3] if name == "sdpa" else tensors[:5]
+
+    def step() -> tuple[Tensor, ...]:
+        out = attend()
+        return out, *torch.autograd.grad(out, wanted, tensors.grad_out)
+
+    return step
+
+
+def make_step(name: str, setting: Setting) -> Step:
+    """`prepare` with tensors of its own."""
+    return prepare(name, setting, make_tensors(setting))
+
+
+def _sdpa(setting: Setting, tensors: Tensors) -> Attend:
+    """No positions: what attention costs without them."""
+    # it takes a mask or is_causal, not both
+    bias = None if tensors.key_lengths is None else _bias(setting, tensors)
+    return lambda: F.scaled_dot_product_attention(
+        tensors.query,
+        tensors.key,
+        tensors.value,
+        attn_mask=bias,
+        dropout_p=setting.dropout,
+        is_causal=setting.is_causal and bias is None,
+    )
+
+
+def _gather(setting: Setting, tensors: Tensors) -> Attend:
+    """One matrix product for each query: [batch * heads, d_k] times the vectors of its keys, [d_k, key].
+
+    Source: the form of tensor2tensor and OpenNMT.
+    """
+
+    def for_each_query(x: Tensor, vectors: Tensor) -> Tensor:
+        batch, heads, length, width = x.shape
+        by_query = x.permute(2, 0, 1, 3).reshape(length, batch * heads, width)
+        product = torch.bmm(by_query, vectors)  # [query, batch * heads, key or d_k]
+        return product.view(length, batch, heads, -1).permute(1, 2, 0, 3)
+
+    return partial(
+        _with_vectors,
+        setting,
+        tensors,
+        _bias(setting, tensors),
+        times_keys=lambda query, a_k: for_each_query(query, a_k.mT),
+        times_values=for_each_query,
+    )
+
+
+def _einsum(setting: Setting, tensors: Tensors) -> Attend:
+    """The sums over the vectors of the pairs as two einsums.
+
+    Source: the form of Hugging Face transformers for keys ("relative_key"), and its like for values.
+    """
+    return partial(
+        _with_vectors,
+        setting,
+        tensors,
+        _bias(setting, tensors),
+        times_keys=partial(torch.einsum, "bhld,lrd->bhlr"),
+        times_values=partial(torch.einsum, "bhlr,lrd->bhld"),
+    )
+
+
+def _with_vectors(
+    setting: Setting,
+    tensors: Tensors,
+    bias: Tensor | None,
+    *,
+    times_keys: Callable[[Tensor, Tensor], Tensor],
+    times_values: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Equations 3 and 4 with vectors [query, key, d_k]; the forms differ in how they multiply by them."""
+    query = tensors.query / math.sqrt(setting.d_k)
+    position = torch.arange(setting.length, device=query.device)
+    k = setting.max_distance
+    labels = (position - position[:, None]).clamp(-k, k) + k  # [query, key]
+    logits = torch.matmul(query, tensors.key.mT)  # [batch, heads, query, key]
+    logits = logits + times_keys(query, F.embedding(labels, tensors.rel_k))
+    if bias is not None:
+        logits = logits + bias
+    weights = F.dropout(torch.softmax(logits, -1), setting.dropout)
+    out = torch.matmul(weights, tensors.value)  # [batch, heads, query, d_k]
+    return out + times_values(weights, F.embedding(labels, tensors.rel_v))
+
+
+def _relpos(name: str, setting: Setting, tensors: Tensors) -> Attend:
+    """The backend of this name."""
+    return partial(relative_attention, *tensors[:5], backend=name, **_keywords(setting, tensors))
+
+
+def _keywords(setting: Setting, tensors: Tensors) -> dict:
+    return {
+        "max_distance": setting.max_distance,
+        "key_lengths": tensors.key_lengths,
+        "is_causal": setting.is_causal,
+        "dropout_p": setting.dropout,
+    }
+
+
+def _bias(setting: Setting, tensors: Tensors) -> Tensor | None:
+    """0 where a pair may attend and -inf elsewhere, as small as it can be, or None where all may."""
+    query = tensors.query
+    allowed, _ = combine_masks(
+        setting.length,
+        setting.length,
+        0,
+        attn_mask=None,
+        key_lengths=tensors.key_lengths,
+        is_causal=setting.is_causal,
+        device=query.device,
+    )
+    if allowed is None:
+        return None
+    return torch.zeros_like(allowed, dtype=query.dtype).masked_fill_(~allowed, float("-inf"))
+
+
+OTHERS = {"sdpa": _sdpa, "gather": _gather, "einsum": _einsum}
+FORMS: dict[str, Callable[[Setting, Tensors], Attend]] = {
+    **OTHERS,
+    **{backend.name: partial(_relpos, backend.name) for backend in BACKENDS},
+}
