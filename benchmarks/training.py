@@ -12,7 +12,6 @@ import json
 import platform
 import random
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainingArguments, set_seed
 from transformers import logging as transformers_logging
 
+from machine import commit, device_name
 from relpos.cli import keep_memory
 from relpos.translation.corpora import NumberLines, Source, read_corpus
 from relpos.translation.model import RelposConfig, RelposForConditionalGeneration
@@ -102,11 +102,9 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> dict[str,
         **{kind: round(ratio, 3) for kind, ratio in ratios.items()},
         "threads": options.threads,
         "machine": platform.machine(),
-        "cpu": _cpu(),
+        "cpu": device_name("cpu"),
         "torch": torch.__version__,
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "commit": commit(),
     }
 
 
@@ -186,14 +184,6 @@ def _step(trainer: RelposTrainer, batch: dict[str, torch.Tensor]) -> float:
     trainer.optimizer.step()
     trainer.model.zero_grad()
     return time.perf_counter() - started
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

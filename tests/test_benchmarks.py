@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import json
 import resource
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,16 +50,11 @@ def run_attention(module: Callable[[str], ModuleType], tmp_path: Path) -> Callab
 
 
 @pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def training(module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmarks/training.py as a module, with one small size."""
-    spec = importlib.util.spec_from_file_location("training_benchmark", FOLDER / "training.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    module.SIZES["small"] = {"d_model": 16, "layers": 1, "heads": 2, "d_ff": 16}
-    return module
+    training = module("training")
+    monkeypatch.setitem(training.SIZES, "small", {"d_model": 16, "layers": 1, "heads": 2, "d_ff": 16})
+    return training
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])

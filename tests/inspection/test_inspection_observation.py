@@ -147,6 +147,18 @@ def test_sequence_first_layers_are_seen_alike() -> None:
     torch.testing.assert_close(one.weights, other.weights)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_one_sequence_without_a_batch_is_seen_as_a_batch_of_one(batch_first: bool) -> None:
+    attention = _attention(batch_first=batch_first)
+    x, padding = _tokens(batch=1), torch.tensor([[False] * 4 + [True] * 2])
+    alone = x[0]
+    y = x if batch_first else x.transpose(0, 1)
+    (one,) = observe(attention, lambda: attention(alone, alone, alone, padding[0]))
+    (batch,) = observe(attention, lambda: attention(y, y, y, padding))
+    torch.testing.assert_close(one.weights, batch.weights)
+    assert torch.equal(one.pairs, batch.pairs)
+
+
 def test_steps_with_a_cache_are_the_rows_of_one_pass() -> None:
     attention, x = _attention(), _tokens()
     (whole,) = observe(attention, lambda: attention(x, x, x, is_causal=True))

@@ -389,14 +389,13 @@ def test_generation_with_and_without_a_cache_is_the_same(kind, search) -> None:
     made = model(**POSITIONS[kind], tie_word_embeddings=False, spread=2.0)
     source, mask = padded([tokens(1, n, seed=n)[0] for n in (6, 2)], "right")
     found = []
-    for use_cache in (True, False):
+    for cache in ({"use_cache": True}, {"use_cache": False}, {"cache_implementation": "static"}):
         torch.manual_seed(11)
         found.append(
-            made.generate(
-                source, attention_mask=mask, max_new_tokens=9, use_cache=use_cache, **SEARCHES[search]
-            )
+            made.generate(source, attention_mask=mask, max_new_tokens=9, **cache, **SEARCHES[search])
         )
-    assert torch.equal(*found)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
     assert len(found[0][:, 1:].unique()) > 2  # not one token again and again
 
 

@@ -81,10 +81,10 @@ class Band:
         summed = held.flatten(1, 2)[:, first : first + last - self._start]
         total[:, :, self._start : last].add_(summed.unflatten(0, total.shape[:2]))
 
-    def add_diagonals(self, x: Tensor, total: Tensor) -> None:
-        """Add x[block, i, i + near] of [group * blocks, block, window] to total [group, query, width]."""
+    def add_diagonals(self, x: Tensor, total: Tensor, scale: float = 1.0) -> None:
+        """Add scale * x[block, i, i + near] of [group * blocks, block, window] to total [group, query, width]."""
         for rows, diagonals in self._diagonals(x, total.shape[0]):
-            total[:, rows].unflatten(1, diagonals.shape[1:3]).add_(diagonals)
+            total[:, rows].unflatten(1, diagonals.shape[1:3]).add_(diagonals, alpha=scale)
 
     def spread(self, x: Tensor) -> Tensor:
         """[group, query, width] along the diagonals of [group * blocks, block, window], zeros elsewhere."""

@@ -132,7 +132,8 @@ def _add_near_logits(problem: Problem, piece: Piece, tensors: QKV, logits: Tenso
         return
     query, key = (x.to(problem.dtype).flatten(0, 1) for x in tensors[:2])
     near = _near(piece, logits)
-    band.add_diagonals(torch.bmm(band.blocks(query * problem.scale), band.windows(key).mT), near)
+    products = torch.bmm(band.blocks(query), band.windows(key).mT)
+    band.add_diagonals(products, near, problem.scale)
     band.mask(near, float("-inf"))
 
 

@@ -123,12 +123,16 @@ def _recorder(name: str, seen: list[Observation]) -> Callable[[nn.Module, tuple,
 
 def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) -> Observation:
     # one tensor for all three, since the module has tables
-    x = given["query"] if module.batch_first else given["query"].transpose(0, 1)
+    x, padding = given["query"], given["key_padding_mask"]
+    if x.dim() == 2:
+        # one sequence without a batch
+        x, padding = x[None], None if padding is None else padding[None]
+    elif not module.batch_first:
+        x = x.transpose(0, 1)
     query, key, value = module.project(x, x, x)
     start = 0
     if given["cache"] is not None:
         start, (key, value) = given["cache"].start, given["cache"].given
-    padding = given["key_padding_mask"]
     # the module's own reading of its masks, so that what is observed is what is computed
     mask = module.merge_masks(given["attn_mask"], padding, batch=query.shape[0])
     rel_k, rel_v = module.relative_position_keys, module.relative_position_values

@@ -290,6 +290,12 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         """Put other subword embeddings on both sides."""
         self.shared = self.encoder.embedding.tokens = self.decoder.embedding.tokens = value
 
+    def create_masks_for_generate(
+        self, *, attention_mask: Tensor | None, **arguments: object
+    ) -> Tensor | None:
+        """The mask [batch, target] as it is: a static cache, too, tells attention what it holds."""
+        return attention_mask
+
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels [batch, target] moved right by one, behind the start token."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
