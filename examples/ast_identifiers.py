@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from syntax_trees import MOST_VARIABLES, NO_VARIABLE, Function, read_functions, split
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from relpos import relation_attention
 from relpos.relations import Relations, combine_relations, distance_relations, tree_relations
+from syntax_trees import MOST_VARIABLES, NO_VARIABLE, Function, read_functions, split
 
 D_MODEL, HEADS, LAYERS = 64, 4, 2
 FUNCTIONS_PER_BATCH = 32

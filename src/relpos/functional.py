@@ -188,8 +188,8 @@ def relation_attention(
         query, key, value, attn_mask, key_lengths, dropout_p, scale, return_lse, backend: as in
             `relative_attention`.
         relations: integers broadcastable to [batch, heads, query, key]: the row of each pair in both tables.
-            -1 is no relation: the pair attends as any other, with a vector of zeros. Labels for each sequence,
-            [batch, query, key], need the dimension of the heads too: relations[:, None].
+            -1 is no relation: the pair attends as any other, with a vector of zeros. Where the labels are
+            [batch, query, key], give relations[:, None].
         rel_k: [labels, d_k], or [heads, labels, d_k], or None. May be float32 beside bfloat16.
         rel_v: [labels, d_v], or [heads, labels, d_v], or None. May be the same tensor as rel_k.
     Returns:

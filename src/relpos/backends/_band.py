@@ -82,7 +82,7 @@ class Band:
         total[:, :, self._start : last].add_(summed.unflatten(0, total.shape[:2]))
 
     def add_diagonals(self, x: Tensor, total: Tensor, scale: float = 1.0) -> None:
-        """Add scale * x[block, i, i + near] of [group * blocks, block, window] to total [group, query, width]."""
+        """Add scale * x[block, i, i + near] to total [group, query, width]."""
         for rows, diagonals in self._diagonals(x, total.shape[0]):
             total[:, rows].unflatten(1, diagonals.shape[1:3]).add_(diagonals, alpha=scale)
 
