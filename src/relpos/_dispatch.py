@@ -58,15 +58,19 @@ def dispatch(inputs: Inputs, name: str | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _first(inputs: Inputs) -> Backend:
-    first = None
-    for backend in BACKENDS:
-        if not backend.why_not(inputs):
-            if backend.why_later(inputs) is None:
+    for takes_any in (False, True):
+        for backend in BACKENDS:
+            if _is_taken(backend, inputs, takes_any):
                 return backend
-            first = first or backend
-    if first is None:
-        raise NotImplementedError(f"no backend can run this attention:\n{explain(inputs)}")
-    return first
+    raise NotImplementedError(f"no backend can run this attention:\n{explain(inputs)}")
+
+
+def _is_taken(backend: Backend, inputs: Inputs, takes_any: bool) -> bool:
+    if torch.compiler.is_compiling():
+        # sizes last: a comparison ties the graph to them
+        return not backend.why_not(inputs) and (takes_any or backend.why_later(inputs) is None)
+    # sizes first: a reason may ask what a mask holds
+    return (takes_any or backend.why_later(inputs) is None) and not backend.why_not(inputs)
 
 
 def _named(inputs: Inputs, name: str) -> Backend:

@@ -146,7 +146,7 @@ def test_large_logits_equal_the_reference(size: float) -> None:
 def test_what_it_cannot_do_is_said_reason_by_reason() -> None:
     arguments = make(case("mask: bool")) | {"dropout_p": 0.1}
     assert explain_backends(**arguments)["merged"] == [
-        "takes key_lengths and is_causal, but no attn_mask",
+        "takes no attn_mask but a bool one that hides keys at the end, and not while compiling",
         "the fused kernel has no dropout",
     ]
     reasons = explain_backends(**make(case("relations for pairs")))["merged"]

@@ -90,11 +90,14 @@ CASES = (
     Case("values narrower than keys, per head", d_k=8, d_v=1, is_per_head=True),
     *(
         Case(f"mask: {mask}", num_queries=6, mask=mask)
-        for mask in ("full", "empty", "bool", "empty rows", "keys", "heads", "plain", "scalar")
+        for mask in ("full", "empty", "bool", "empty rows", "keys", "end", "heads", "plain", "scalar")
     ),
     *(
         Case(f"mask: {mask}", num_queries=6, mask=mask)
         for mask in ("float", "float inf", "float empty", "float min")
+    ),
+    Case(
+        "mask at the end, lengths and causal", num_queries=17, mask="end", key_lengths=(2, 17), is_causal=True
     ),
     Case("mask, lengths and causal", num_queries=17, mask="bool", key_lengths=(9, 17), is_causal=True),
     Case(
@@ -232,6 +235,8 @@ def _mask(case: Case, m: int, generator: torch.Generator, dtype: torch.dtype) ->
             return coin(b, h, n, m) & coin(b, h, n, 1)
         case "keys":
             return coin(b, 1, 1, m)
+        case "end":  # padding
+            return torch.arange(m) < torch.randint(m + 1, (b, 1, 1, 1), generator=generator)
         case "heads":
             return coin(1, h, n, m)
         case "plain":

@@ -8,7 +8,7 @@ them: see required.py. A line here is a limit of that backend which its document
 MAY_SKIP: dict[str, tuple[str, ...]] = {
     "merged": (
         "needs distances",
-        "takes key_lengths and is_causal, but no attn_mask",
+        "takes no attn_mask but a bool one that hides keys at the end",
         "the fused kernel has no dropout",
         "is an operator of relpos, which no exported program should need",
         "has no rules for torch.func",

@@ -107,7 +107,7 @@ def test_peak_memory_at_4096_tokens_is_a_few_times_queries_by_keys(backend: str)
     assert memory.peak < PEAKS[backend] * n * n * 4
 
 
-def attend_plainly(backend: str, arguments: dict) -> Tensor:
+def attend_plainly(backend: str | None, arguments: dict) -> Tensor:
     """What is compiled: the call alone, without the question whether the backend fits."""
     return relative_attention(**arguments, backend=backend)
 
@@ -152,3 +152,15 @@ def test_ten_starts_in_a_static_cache_compile_once(backend: str) -> None:
         arguments = make(Case("any", num_queries=1, num_keys=16, query_start=(i, i), key_lengths=lengths))
         torch.testing.assert_close(compiled(backend, arguments), attend_plainly(backend, arguments))
     assert counter.frame_count == 1
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_ten_lengths_on_both_sides_of_a_crossover_recompile_at_most_twice() -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(attend_plainly, backend=counter, fullgraph=True)
+    for n in (20, 100, 200, 255, 256, 300, 400, 500, 700, 900):
+        arguments = make(Case("any", num_queries=n, heads=1, key_lengths=(n, n - 2)), torch.float32)
+        torch.testing.assert_close(
+            compiled(None, arguments), attend_plainly("dense", arguments), atol=1e-5, rtol=1e-4
+        )
+    assert counter.frame_count <= 3

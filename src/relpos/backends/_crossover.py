@@ -4,6 +4,8 @@ Measured with benchmarks/attention.py on an AMD EPYC (Zen 5), float32, 8 heads o
 batch, forward and backward: docs/log.md has the figures.
 """
 
+import torch
+
 from relpos._inputs import Inputs
 
 # below these `dense` wastes less than `merged` spends on its many small steps
@@ -16,11 +18,11 @@ def merged_is_slower(inputs: Inputs) -> str | None:
     """Why `dense` is faster than `merged`; None where it is not."""
     batch, heads, num_queries, _ = inputs.query.shape
     num_keys = inputs.key.shape[2]
-    for size, name, least in (
-        (num_queries, "queries", MERGED_QUERIES),
-        (num_keys, "keys", MERGED_KEYS),
-        (batch * heads * num_queries * num_keys, "pairs in all heads", MERGED_PAIRS),
-    ):
+    sizes = [("keys", num_keys, MERGED_KEYS), ("queries", num_queries, MERGED_QUERIES)]
+    if not torch.compiler.is_compiling():
+        # each comparison may cost a compiled function one more graph
+        sizes.append(("pairs in all heads", batch * heads * num_queries * num_keys, MERGED_PAIRS))
+    for name, size, least in sizes:
         if size < least:
             return f"is slower with fewer than {least:,} {name}"
     return None

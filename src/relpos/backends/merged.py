@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._inputs import Inputs
+from relpos._inputs import Inputs, can_look_at
 from relpos.backends._merge import Gradients, Results, attend, empty_results, gradients
 from relpos.backends._pieces import Problem
 
@@ -22,8 +22,10 @@ def why_not(inputs: Inputs) -> list[str]:
         reasons.append(f"runs on the CPU alone, and query is on {inputs.query.device}")
     if inputs.relations is not None:
         reasons.append("needs distances, of which all but a few are clipped, and these are labels")
-    if inputs.attn_mask is not None:
-        reasons.append("takes key_lengths and is_causal, but no attn_mask")
+    if inputs.attn_mask is not None and _lengths(inputs.attn_mask, inputs) is None:
+        reasons.append(
+            "takes no attn_mask but a bool one that hides keys at the end, and not while compiling"
+        )
     if inputs.dropout_p > 0:
         reasons.append("the fused kernel has no dropout")
     if torch.compiler.is_exporting():
@@ -42,11 +44,16 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         query, scale = query * scale, 1.0
     tensors = (query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    key_lengths = inputs.key_lengths
+    if inputs.attn_mask is not None:
+        lengths = _lengths(inputs.attn_mask, inputs)
+        assert lengths is not None
+        key_lengths = lengths if key_lengths is None else torch.minimum(lengths, key_lengths)
     out, lse, _, _ = torch.ops.relpos.merged(
         *tensors,
         start if isinstance(start, Tensor) else None,
         0 if isinstance(start, Tensor) else start,
-        inputs.key_lengths,
+        key_lengths,
         inputs.left,
         inputs.right,
         inputs.is_causal,
@@ -55,6 +62,17 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         needs_grad,
     )
     return out, lse if inputs.return_lse else None
+
+
+def _lengths(mask: Tensor, inputs: Inputs) -> Tensor | None:
+    """The keys that a mask leaves to each sequence, [batch], if it hides the last ones; otherwise None."""
+    batch, num_keys = inputs.query.shape[0], inputs.key.shape[2]
+    if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1) or not can_look_at(mask):
+        return None
+    allowed = mask[:, 0, 0].expand(-1, num_keys)  # [1 or batch, key]
+    lengths = allowed.sum(-1)
+    j = torch.arange(num_keys, device=mask.device)
+    return lengths.expand(batch) if torch.equal(allowed, j < lengths[:, None]) else None
 
 
 # the fields of Problem, in their order
