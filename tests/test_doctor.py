@@ -81,8 +81,6 @@ def test_json_holds_the_answers_of_explain_backends(capsys: pytest.CaptureFixtur
     assert values["versions"]["torch"]["version"] == str(torch.__version__)
     assert list(values["attention"]["cpu"]) == list(cases.CASES)
     for name, case in cases.CASES.items():
-        if case.has_relations:
-            continue
         tensors, options = case.arguments(torch.device("cpu"))
         table = explain_backends(*tensors, **options)
         assert values["attention"]["cpu"][name] == {"chosen": table.chosen, "reasons": dict(table)}
@@ -101,6 +99,7 @@ def test_cases_are_what_they_are_called() -> None:
     assert made["float64"][0][0].dtype == torch.float64
     assert made["grouped heads (8 on 2)"][0][1].shape[1] == 2
     assert made["values narrower than keys"][0][2].shape[3] == 32
+    assert made["labelled relations"][1]["relations"].shape == (512, 512)
     assert not any(x.requires_grad for x in made["without gradients"][0])
     assert all(x.requires_grad for x in made["512 tokens"][0])
 

@@ -109,9 +109,8 @@ def test_chunks_of_the_queries_equal_one_pass_for_any_cut(backend: str, argument
 @given(arguments=any_call(num_queries=9, num_keys=9, query_start=0, is_causal=True), draw=st.data())
 def test_chunks_over_a_cache_equal_one_causal_pass_for_any_cut(backend: str, arguments: dict, draw) -> None:
     cuts = sorted(draw.draw(st.sets(st.integers(1, 8))) | {0, 9})
-    is_static = draw.draw(
-        st.booleans()
-    )  # the cache has its full length at once, and lengths say what it holds
+    # a static cache has its full length at once, and lengths say what it holds
+    is_static = draw.draw(st.booleans())
     chunks = []
     for i, end in itertools.pairwise(cuts):
         held = {"query": arguments["query"][:, :, i:end], "query_start": i}

@@ -174,6 +174,14 @@ def test_a_chain_as_long_as_the_text_is_a_tree() -> None:
     assert named(relations, 299, 0) == "up 299, down 0"
 
 
+def test_autocast_changes_no_label_of_a_deep_tree() -> None:
+    # bfloat16 counts to 256 only
+    chain = torch.arange(300) - 1
+    truth = tree_path_relations(chain, max_steps=3).labels
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(tree_path_relations(chain, max_steps=3).labels, truth)
+
+
 def test_edges_label_the_pair_from_start_to_end_and_no_other() -> None:
     edges, types = torch.tensor([[0, 2], [1, 0]]), torch.tensor([1, 0])
     relations = edge_relations(edges, types, num_nodes=3, names=["calls", "reads"])
@@ -248,6 +256,14 @@ def test_a_stack_pads_with_no_relation() -> None:
     assert stacked.names == TREE_NAMES
     assert torch.equal(stacked.labels[0], parts[0].labels)
     assert stacked.labels[1].tolist() == [[0, -1, -1], [-1, -1, -1], [-1, -1, -1]]
+
+
+def test_a_stack_has_the_widest_dtype_of_its_parts() -> None:
+    names = tuple(str(i) for i in range(300))
+    narrow = Relations(torch.zeros(1, 1, dtype=torch.int8), names)
+    wide = Relations(torch.full((1, 1), 255), names)
+    for parts in ([narrow, wide], [wide, narrow]):
+        assert sorted(stack_relations(parts).labels.flatten().tolist()) == [0, 255]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])

@@ -180,9 +180,10 @@ def tree_path_relations(
     max_up, max_down = _sides(max_steps, "max_steps")
     _, is_ancestor, exists = _ancestry(parents, lengths)
     itself = torch.eye(is_ancestor.shape[-1], dtype=torch.bool, device=is_ancestor.device)
-    # float32 counts exactly up to 2 ** 24 tokens
+    # float32 counts exactly up to 2 ** 24 tokens, and autocast would count in less
     line = (is_ancestor | itself).float()  # [..., tokens, tokens], 1 for a token's line up to its root
-    shared = (line @ line.mT).long()
+    with torch.autocast(line.device.type, enabled=False):
+        shared = (line @ line.mT).long()
     depth = line.sum(-1).long()
     up = (depth[..., :, None] - shared).clamp(max=max_up)
     down = (depth[..., None, :] - shared).clamp(max=max_down)
@@ -266,8 +267,8 @@ def stack_relations(parts: Sequence[Relations]) -> Relations:
     Args:
         parts: each with labels [query, key] and the same names.
     Returns:
-        Labels [batch, longest query, longest key]; -1 beyond a graph's own. Hide those keys from attention
-        with key_lengths.
+        Labels [batch, longest query, longest key] in the widest dtype of the parts; -1 beyond a graph's own.
+        Hide those keys from attention with key_lengths.
     Raises:
         ValueError: there are none, they have different names, or one is a batch already.
     """
@@ -284,7 +285,8 @@ def stack_relations(parts: Sequence[Relations]) -> Relations:
                 f"parts must have labels [query, key]; got {list(part.labels.shape)}. Concatenate batches."
             )
     queries, keys = (max(part.labels.shape[axis] for part in parts) for axis in (0, 1))
-    labels = parts[0].labels.new_full((len(parts), queries, keys), NO_RELATION)
+    widest = max((part.labels.dtype for part in parts), key=lambda dtype: torch.iinfo(dtype).max)
+    labels = parts[0].labels.new_full((len(parts), queries, keys), NO_RELATION, dtype=widest)
     for row, part in zip(labels, parts, strict=True):
         row[: part.labels.shape[0], : part.labels.shape[1]] = part.labels
     return Relations(labels, parts[0].names)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import CASES, Case, attend, case, detached, make, outcome
+from conformance.cases import CASES, TENSORS, Case, attend, case, detached, make, outcome
 from relpos import explain_backends, relative_attention
 from relpos.backends import _pieces
 from relpos.backends._band import Band
@@ -16,6 +16,7 @@ from relpos.backends._far import Part, since, until
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
 offsets = st.integers(-15, 15)
+QKV = ("query", "key", "value")
 
 
 def pairs(part: Part) -> list[tuple[int, int]]:
@@ -175,3 +176,126 @@ def test_nothing_is_kept_for_a_backward_pass_that_will_not_come() -> None:
         inputs = (query, x, x, table, table, None, 0, None, 2, 2, False, 0.5)
         results = torch.ops.relpos.merged(*inputs, is_kept, is_kept)
         assert [bool(y.numel()) for y in results] == [True, is_kept, is_kept, is_kept]
+
+
+@pytest.mark.parametrize("length", [32, 64, 1024])
+@pytest.mark.parametrize("sides", [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_heads_as_modules_lay_them_out_serve_bands_of_any_width(
+    length: int, sides: tuple[int, int], is_causal: bool
+) -> None:
+    made = make(Case("any", num_queries=length, batch=1, left=sides[0], right=sides[1], is_causal=is_causal))
+    given = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in made.items() if name in QKV}
+    tables = [made["rel_k"], made["rel_v"]]
+    outcomes = []
+    for backend in ("merged", "dense"):
+        leaves = [x.detach().requires_grad_() for x in (*given.values(), *tables)]
+        out = relative_attention(*leaves, max_distance=sides, is_causal=is_causal, backend=backend)
+        # as a module goes on with it
+        grads = torch.autograd.grad(out.transpose(1, 2).flatten(2).square().sum(), leaves)
+        outcomes.append((out, *grads))
+    for found, truth in zip(*outcomes, strict=True):
+        torch.testing.assert_close(found, truth, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_give_the_same_gradients(use_reentrant: bool) -> None:
+    arguments = make(case("length 63, causal"))
+    leaves = [arguments[name] for name in TENSORS]
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return relative_attention(**arguments | dict(zip(TENSORS, tensors, strict=True)), backend="merged")
+
+    truth = torch.autograd.grad(run(*leaves).square().sum(), leaves)
+    out = torch.utils.checkpoint.checkpoint(run, *leaves, use_reentrant=use_reentrant)
+    for x in leaves:
+        x.grad = None
+    out.square().sum().backward()
+    for x, grad in zip(leaves, truth, strict=True):
+        torch.testing.assert_close(x.grad, grad)
+
+
+def long_arguments(length: int = 1024) -> tuple[torch.Tensor, ...]:
+    """Query, key, value and two tables for which merged is chosen."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(1, 8, length, 4, generator=generator) for _ in range(3)]
+    tables = [torch.randn(5, 4, generator=generator) for _ in range(2)]
+    assert explain_backends(*qkv, *tables).chosen == "merged"
+    return (*qkv, *tables)
+
+
+# torch builds its own rules of forward mode with what it deprecates
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_forward_mode_derivatives_are_left_to_dense() -> None:
+    query, *others = long_arguments()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
+        assert explain_backends(dual, *others).chosen == "dense"
+        tangent = torch.autograd.forward_ad.unpack_dual(relative_attention(dual, *others)).tangent
+    assert tangent is not None
+    assert tangent.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_programs_need_no_operator_of_ours() -> None:
+    traced = torch.jit.trace(lambda *x: relative_attention(*x), long_arguments(), check_trace=False)
+    assert "relpos::" not in str(traced.inlined_graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_gradient_of_lse_beyond_half_precision_stays_finite(dtype: torch.dtype) -> None:
+    arguments = detached(make(case("length 63")), dtype)
+    truth_arguments = detached(arguments, torch.float64)
+    found, truth = (
+        torch.autograd.grad(attend(backend, x)[1].sum() * 7e4, [x["query"], x["rel_k"]])
+        for backend, x in (("merged", arguments), ("reference", truth_arguments))
+    )
+    # the gradient of each query fits, that of the table, a sum over all, is scaled down to compare
+    for x, y in zip(found, truth, strict=True):
+        bound = torch.finfo(dtype).max
+        assert x[y.abs() < bound].isfinite().all()
+        near = y.abs() < bound / 2
+        torch.testing.assert_close(x[near].double() / 7e4, y[near] / 7e4, atol=0.05, rtol=0.02)
+
+
+def test_wide_tables_are_cut_to_what_a_length_can_reach() -> None:
+    arguments = make(Case("any", num_queries=9, left=3, right=2, is_per_head=True))
+    wide, far = dict(arguments), 200_000
+    for name in ("rel_k", "rel_v"):
+        table = torch.nn.functional.pad(arguments[name].detach(), (0, 0, far, far))
+        wide[name] = table.requires_grad_()
+    wide["max_distance"] = (3 + far, 2 + far)
+    found = outcome(*attend("merged", wide), wide)
+    truth = outcome(*attend("dense", wide), wide)
+    for name, x in truth.items():
+        torch.testing.assert_close(found[name], x, atol=1e-10, rtol=1e-10)
+
+
+def test_a_clip_without_tables_costs_nothing() -> None:
+    query, key, value, *_ = long_arguments()
+    plain = relative_attention(query, key, value, None, None, backend="merged")
+    clipped = relative_attention(query, key, value, None, None, max_distance=10**9, backend="merged")
+    assert torch.equal(plain, clipped)
+
+
+@pytest.mark.parametrize("start", [-(2**62), 2**62])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("k", [0, 2])
+def test_the_farthest_starts_equal_the_reference(start: int, is_causal: bool, k: int) -> None:
+    arguments = make(
+        Case("any", num_queries=4, num_keys=8, query_start=start, is_causal=is_causal, left=k, right=k)
+    )
+    for x in (arguments, arguments | {"query_start": torch.tensor([start, 3])}):
+        found = outcome(*attend("merged", x), x)
+        truth = outcome(*attend("reference", x), x)
+        for name, y in truth.items():
+            torch.testing.assert_close(found[name], y, atol=1e-10, rtol=1e-10)
+
+
+def test_tables_as_wide_as_half_the_keys_are_left_to_dense() -> None:
+    x = torch.zeros(1, 1, 1, 1).expand(1, 8, 1024, 4)
+    for k, chosen in ((256, "merged"), (257, "dense")):
+        table = torch.zeros(2 * k + 1, 4)
+        explained = explain_backends(x, x, x, table, table)
+        assert explained.chosen == chosen
+    assert str(explained).startswith("merged: fits, but is slower with fewer than 1,028 keys")

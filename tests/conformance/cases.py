@@ -76,6 +76,7 @@ CASES = (
     Case("k = 0, causal, per head", left=0, right=0, is_causal=True, is_per_head=True),
     Case("k beyond the length", left=40, right=30),
     *(Case(f"tables: {tables}", tables=tables) for tables in ("keys", "values", "neither", "tied")),
+    Case("tables: neither, k beyond the length", tables="neither", num_queries=9, left=40, right=30),
     *(
         Case(f"tables: {tables}, masked", tables=tables, mask="bool")
         for tables in ("keys", "values", "neither")

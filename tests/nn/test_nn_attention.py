@@ -383,10 +383,16 @@ def test_relative_layers_give_their_attention_one_tensor(batch_first) -> None:
         assert decoder(x, encoder(x)).isfinite().all()
 
 
-@pytest.mark.parametrize(("width", "heads"), [(16, 3), (16, 0), (16, -4), (4, 8)])
+@pytest.mark.parametrize(("width", "heads"), [(16, 3), (4, 8)])
 def test_heads_that_do_not_divide_the_width_are_refused(width, heads) -> None:
     with pytest.raises(ValueError, match=rf"^num_heads must divide embed_dim = {width}; got {heads}\."):
         RelativeMultiheadAttention(width, heads)
+
+
+@pytest.mark.parametrize("heads", [0, -4])
+def test_no_head_at_all_is_refused(heads) -> None:
+    with pytest.raises(ValueError, match=rf"^num_heads must be at least 1; got {heads}\."):
+        RelativeMultiheadAttention(16, heads)
 
 
 @pytest.mark.parametrize("given", [-1, (-1, 2), (2, -1)])

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos._dispatch import BackendTable, explain
+from relpos._dispatch import BackendTable
 from relpos._doctor.finding import NO_BREAK, Complain, Finding, Probe, Problem, ask
-from relpos._inputs import check_relations
 from relpos.functional import explain_backends
 
 
@@ -26,14 +25,10 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.float32
     needs_grad: bool = True
     options: tuple[str, ...] = ()
-    has_relations: bool = False
 
     def explain(self, device: torch.device) -> BackendTable:
         """The reasons against each backend, as `explain_backends` gives them."""
         (query, key, value, rel_k, rel_v), options = self.arguments(device)
-        if self.has_relations:
-            relations = torch.zeros(self.num_queries, self.num_keys, dtype=torch.int64, device=device)
-            return explain(check_relations(query, key, value, relations, rel_k, rel_v, **options))
         return explain_backends(query, key, value, rel_k, rel_v, **options)
 
     def arguments(self, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -57,6 +52,7 @@ class Case(NamedTuple):
             "attn_mask": torch.ones(self.num_queries, self.num_keys, dtype=torch.bool, device=device),
             "dropout_p": 0.1,
             "query_start": self.num_keys - self.num_queries,
+            "relations": torch.zeros(self.num_queries, self.num_keys, dtype=torch.int64, device=device),
         }
 
 
@@ -78,7 +74,7 @@ CASES = {
     "float64": Case(dtype=torch.float64),
     "grouped heads (8 on 2)": Case(heads_of_key=2),
     "values narrower than keys": Case(d_v=32),
-    "labelled relations": Case(has_relations=True),
+    "labelled relations": Case(options=("relations",)),
 }
 
 

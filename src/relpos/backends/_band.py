@@ -28,8 +28,8 @@ class Band:
 
     @property
     def block(self) -> int:
-        """Queries in a block: about as many as the band is wide, since each pays for block + width keys."""
-        return max(32, 1 << (self.width - 1).bit_length()) if self.width > 0 else 32
+        """Queries in a block: each pays for block + width keys, and each block for a window of its own."""
+        return max(32, self.width // 4)
 
     @property
     def num_blocks(self) -> int:
@@ -49,7 +49,7 @@ class Band:
     def blocks(self, x: Tensor) -> Tensor:
         """Queries [group, query, dim] as [group * blocks, block, dim], with spare blocks of zeros between."""
         rows = (self.num_blocks + self.spare) * self.block
-        return F.pad(x, (0, 0, 0, rows - self.num_queries)).view(-1, self.block, x.shape[2])
+        return F.pad(x, (0, 0, 0, rows - self.num_queries)).reshape(-1, self.block, x.shape[2])
 
     def rows(self, x: Tensor, groups: int) -> Tensor:
         """The queries of blocks [group * blocks, block, dim]: [group, query, dim], a view."""
@@ -61,10 +61,12 @@ class Band:
         stride = (self.num_blocks + self.spare) * self.block
         first, last = self._reached()
         # the window of the very last spare block ends behind the last sequence
-        held = x.new_zeros(groups * stride + self.window, dim)
-        held[: groups * stride].view(groups, stride, dim)[:, first : first + last - self._start].copy_(
-            x[:, self._start : last]
-        )
+        held = x.new_empty(groups * stride + self.window, dim)
+        held[groups * stride :] = 0.0
+        by_sequence = held[: groups * stride].view(groups, stride, dim)
+        by_sequence[:, :first] = 0.0
+        by_sequence[:, first : first + last - self._start] = x[:, self._start : last]
+        by_sequence[:, first + last - self._start :] = 0.0
         blocks = groups * (self.num_blocks + self.spare)
         return held.as_strided((blocks, self.window, dim), (self.block * dim, dim, 1))
 

@@ -12,13 +12,16 @@ from relpos._inputs import Inputs
 MERGED_QUERIES = 16
 MERGED_KEYS = 256
 MERGED_PAIRS = 4 << 20
+# and below so many keys for each distance that has a row of its own
+MERGED_KEYS_FOR_A_ROW = 2
 
 
 def merged_is_slower(inputs: Inputs) -> str | None:
     """Why `dense` is faster than `merged`; None where it is not."""
     batch, heads, num_queries, _ = inputs.query.shape
     num_keys = inputs.key.shape[2]
-    sizes = [("keys", num_keys, MERGED_KEYS), ("queries", num_queries, MERGED_QUERIES)]
+    least_keys = max(MERGED_KEYS, MERGED_KEYS_FOR_A_ROW * (inputs.left + inputs.right))
+    sizes = [("keys", num_keys, least_keys), ("queries", num_queries, MERGED_QUERIES)]
     if not torch.compiler.is_compiling():
         # each comparison may cost a compiled function one more graph
         sizes.append(("pairs in all heads", batch * heads * num_queries * num_keys, MERGED_PAIRS))

@@ -40,6 +40,7 @@ def attend(problem: Problem, needs_lse: bool, needs_grad: bool) -> Results:
     """
     results = empty_results(problem, needs_lse, needs_grad)
     out, lse, far_weights, far_out = results
+    problem, _ = problem.within_reach()
     for piece in problem.pieces():
         if piece.num_keys == 0:
             for x, nothing in zip(results, (0.0, float("-inf"), 0.0, 0.0), strict=True):
@@ -155,10 +156,11 @@ def gradients(problem: Problem, results: Results, grad_out: Tensor, grad_lse: Te
         problem.query.new_zeros((*x.shape[:-1], problem.width) if x is not None else 0, dtype=problem.dtype)
         for x in given
     ]
+    problem, first = problem.within_reach()
+    reached = [x[..., first:, :] if i >= 3 and x.numel() else x for i, x in enumerate(totals)]
     for piece in problem.pieces():
-        if piece.num_keys == 0:
-            continue
-        _add_gradients(problem, piece, results, grad_out, totals)
+        if piece.num_keys > 0:
+            _add_gradients(problem, piece, results, grad_out, reached)
     query, key, value, rel_k, rel_v = (
         total if x is None else total[..., : x.shape[-1]].to(x.dtype).contiguous()
         for x, total in zip(given, totals, strict=True)
@@ -174,10 +176,16 @@ def _with_lse_in_out(
     The gradient of a logit is weight * (grad_out . value - grad_out . out), so that column adds weight times
     the gradient of lse, which is what lse asks for.
     """
-    out, lse, far_weights, far_out = results
+    # a gradient of lse may be larger than half precision holds
+    problem = problem._replace(
+        query=problem.query.to(problem.dtype),
+        key=problem.key.to(problem.dtype),
+        value=problem.value.to(problem.dtype),
+    )
+    out, lse, far_weights, far_out = (x.to(problem.dtype) for x in results)
     rel_v = None if problem.rel_v is None else F.pad(problem.rel_v, (0, 1))
     problem = problem._replace(value=F.pad(problem.value, (0, 1)), rel_v=rel_v)
-    grad_out = torch.cat((grad_out, grad_lse[..., None].to(grad_out.dtype)), -1)
+    grad_out = torch.cat((grad_out.to(problem.dtype), grad_lse[..., None]), -1)
     return problem, (F.pad(out, (0, 1), value=-1.0), lse, far_weights, F.pad(far_out, (0, 1))), grad_out
 
 

@@ -19,8 +19,8 @@ from relpos.backends._band import Band
 _SCRATCH = 4 << 20
 # queries of one piece where there are more than twice as many; with far fewer the fused kernel is slower
 _QUERIES = 2048
-# further than any key
-_NO_END = 1 << 60
+# further than any key from any query
+_NO_END = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,22 @@ class Problem(NamedTuple):
         """The one width that the fused kernel wants for keys and values."""
         return max(self.query.shape[3], self.value.shape[3])
 
+    def within_reach(self) -> tuple["Problem", int]:
+        """The problem with the rows that a pair may use and no others, and the first of them.
+
+        A side keeps one row more than that, so that a side of 0, which has no near distance, stays one.
+        """
+        starts = [self.start] if self.starts is None else self.starts.tolist()
+        farthest_left = max(starts, default=0) + self.query.shape[2] - 1
+        farthest_right = self.key.shape[2] - 1 - min(starts, default=0)
+        left, right = (
+            min(side, max(farthest, 0) + 1)
+            for side, farthest in ((self.left, farthest_left), (self.right, farthest_right))
+        )
+        first, rows = self.left - left, left + right + 1
+        rel_k, rel_v = (None if x is None else x.narrow(-2, first, rows) for x in (self.rel_k, self.rel_v))
+        return self._replace(rel_k=rel_k, rel_v=rel_v, left=left, right=right), first
+
     def widened(self, x: Tensor) -> Tensor:
         """x with zeros up to that width."""
         missing = self.width - x.shape[-1]
@@ -185,11 +201,11 @@ class Problem(NamedTuple):
 
     def _far_distances(self) -> tuple[int, int | None]:
         """How far left of a query one region begins, and how far right of it the other."""
+        has_tables = self.rel_k is not None or self.rel_v is not None
         if self.is_causal:
-            has_tables = self.rel_k is not None or self.rel_v is not None
             return (self.left if has_tables else 0), None
         # one row for all, or none: one region without end
-        if self.left + self.right == 0:
+        if not has_tables or self.left + self.right == 0:
             return -_NO_END, None
         return self.left, max(self.right, 1 - self.left)
 
@@ -208,10 +224,8 @@ class Problem(NamedTuple):
     def _cut(self, batch: int) -> Iterator[tuple[slice, slice, int]]:
         """Heads, the key heads that serve them, and how many queries at once."""
         rows = self.query.shape[2] if self.query.shape[2] <= 2 * _QUERIES else _QUERIES
-        # tensors as wide as a head, tensors as wide as the tables, and windows twice as wide
-        elements = (
-            rows * (8 * self.query.shape[3] + 8 * (self.left + self.right + 1)) * batch * self.num_groups
-        )
+        # so many tensors as wide as a head, and so many as wide as the tables
+        elements = rows * 8 * (self.width + self.left + self.right + 1) * batch * self.num_groups
         # the fused kernel shares out its work by heads
         least = -(-torch.get_num_threads() // (batch * self.num_groups))
         step = max(least, _SCRATCH // max(elements, 1), 1)

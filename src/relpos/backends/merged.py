@@ -28,10 +28,10 @@ def why_not(inputs: Inputs) -> list[str]:
         )
     if inputs.dropout_p > 0:
         reasons.append("the fused kernel has no dropout")
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
         reasons.append("is an operator of relpos, which no exported program should need")
-    if torch._C._are_functorch_transforms_active():
-        reasons.append("has no rules for torch.func")
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        reasons.append("has no rules for torch.func and forward-mode derivatives")
     return reasons
 
 
@@ -41,7 +41,7 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     query, scale = inputs.query, inputs.scale
     if scale <= 0:
         # the fused kernel scales after it has hidden pairs with -inf
-        query, scale = query * scale, 1.0
+        query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     tensors = (query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     key_lengths = inputs.key_lengths
@@ -122,8 +122,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 
 def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: None) -> tuple[Any, ...]:
-    results, tensors = list(ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
-    problem = ctx.problem.with_tensors(tensors)
+    # read once: what unpacks them may do so only once, as checkpoints do
+    saved = ctx.saved_tensors
+    results, problem = list(saved[:4]), ctx.problem.with_tensors(saved[4:])
     if grad_out is None:
         grad_out = torch.zeros_like(results[0])
     grads = torch.ops.relpos.merged_backward(*problem, results, grad_out, grad_lse)

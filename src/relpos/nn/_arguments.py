@@ -24,11 +24,8 @@ def check_heads(
 ) -> None:
     """Refuse heads that do not share a width out evenly."""
     check_count(width_name, width)
-    if isinstance(num_heads, bool) or not isinstance(num_heads, INT_TYPES):
-        raise TypeError(
-            f"{heads_name} must be an integer; got {type(num_heads).__name__}. Give a whole number."
-        )
-    if num_heads < 1 or width % num_heads:
+    check_count(heads_name, num_heads)
+    if width % num_heads:
         raise ValueError(
             f"{heads_name} must divide {width_name} = {width}; got {num_heads}. Change one of them."
         )

@@ -115,7 +115,10 @@ class RelativeMultiheadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights, as `torch.nn.MultiheadAttention` does, and new tables."""
+        """Draw new weights and tables, Xavier-uniform, and zero biases.
+
+        `torch.nn.MultiheadAttention` draws all but `out_proj.weight` so, which starts as any `nn.Linear`.
+        """
         packed, separate = self.in_proj_weight, (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         for weight in (packed, *separate, self.out_proj.weight):
             if weight is not None:
@@ -243,6 +246,10 @@ class RelativeMultiheadAttention(nn.Module):
         """From [batch, length, width] each to the heads, [batch, heads, length, head_dim] each."""
         return self._projections().all(query, key, value)
 
+    def extra_repr(self) -> str:
+        """The settings that print with the module."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, max_distance={self.max_distance}"
+
     def _projections(self) -> Projections:
         separate = None
         if self.in_proj_weight is None:
@@ -314,7 +321,3 @@ class RelativeMultiheadAttention(nn.Module):
         is_kept = not any(getattr(x, "is_meta", False) for x in self._parameters.values())
         if is_torchs and is_kept:
             missing_keys[:] = [name for name in missing_keys if name not in tables]
-
-    def extra_repr(self) -> str:
-        """The settings that print with the module."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, max_distance={self.max_distance}"

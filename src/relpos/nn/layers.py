@@ -122,6 +122,8 @@ class RelativeTransformerDecoderLayer(nn.Module):
     """Self-attention with relative positions, attention to a memory without, a feed-forward network.
 
     Args: as `RelativeTransformerEncoderLayer`.
+    Raises:
+        ValueError, TypeError: as `RelativeTransformerEncoderLayer`.
     """
 
     def __init__(
@@ -199,9 +201,9 @@ class RelativeTransformerDecoderLayer(nn.Module):
             ValueError, TypeError: as `RelativeMultiheadAttention`, by the names that are used here;
                 memory_is_causal together with a cache.
         """
-        self._check(tgt, memory, tgt_is_causal, memory_is_causal, cache, memory_cache)
         names = ("tgt_mask", "tgt_key_padding_mask")
         check_self(self.self_attn, "tgt", tgt, names, (tgt_mask, tgt_key_padding_mask), cache)
+        self._check(tgt, memory, tgt_is_causal, memory_is_causal, cache, memory_cache)
         check_masks(
             ("memory_mask", "memory_key_padding_mask"),
             (memory_mask, memory_key_padding_mask),
@@ -242,8 +244,7 @@ class RelativeTransformerDecoderLayer(nn.Module):
         memory_cache: AttentionCache | None,
     ) -> None:
         attention = self.multihead_attn
-        for name, x in (("tgt", tgt), ("memory", memory)):
-            _check_tokens(attention, name, x)
+        _check_tokens(attention, "memory", memory)
         check_flag("tgt_is_causal", tgt_is_causal)
         check_flag("memory_is_causal", memory_is_causal)
         check_cache("memory_cache", memory_cache)
