@@ -39,7 +39,8 @@ types: $(VENV)/.dev  ## mypy
 floors: $(VENV)/.dev  ## import-linter
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev  ## training speed beside transformers' MarianMTModel
+bench: $(VENV)/.dev  ## attention beside torch's, and training speed beside transformers' MarianMTModel
+	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
 
 $(VENV)/.torch: constraints.txt

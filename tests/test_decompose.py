@@ -215,7 +215,7 @@ POSITION = "It is the position of the first query among the keys."
         (
             {"query_start": torch.zeros(1, dtype=torch.int64, device=META)},
             ValueError,
-            "query_start must be on the device of query = cpu; got meta. Move it with .to().",
+            "query_start must be on the device of x = cpu; got meta. Move it with .to().",
         ),
         ({"where": True}, TypeError, "where must be a bool tensor or None; got bool. Make it a tensor."),
         *(
@@ -231,7 +231,8 @@ POSITION = "It is the position of the first query among the keys."
                 {"where": torch.ones(shape, dtype=torch.bool)},
                 ValueError,
                 "where must be broadcastable to [batch, heads, query, key] = [1, 2, 3, 4]; "
-                f"got {list(shape)}. Unsqueeze the dimensions that it is shared over.",
+                f"got {list(shape)}. Unsqueeze the dimensions that it is shared over: "
+                "of [batch, query, key] give where[:, None].",
             )
             for shape in ((4, 3), (2, 2, 3, 4), (3, 3, 4), (1, 1, 2, 3, 4))
         ),

@@ -8,16 +8,18 @@ import pytest
 from relpos.cli import app
 from relpos.translation.recipe import load_recipe
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
 
 
-def test_python_of_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    assert PYTHON
+@pytest.mark.parametrize("page", ["README.md", "docs/decoding.md"])
+def test_python_of_a_page_runs_and_prints_what_it_says(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
     names: dict[str, object] = {}
-    for code in PYTHON:
-        exec(compile(code, "README.md", "exec"), names)
+    for code in blocks:
+        exec(compile(code, page, "exec"), names)
         printed = capsys.readouterr().out
         for expected in re.findall(r"print\(.*\)  # (.*)", code):
             assert expected in printed
@@ -37,7 +39,7 @@ def test_commands_of_the_readme_exist() -> None:
 
 
 def test_make_targets_of_the_readme_exist() -> None:
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^make (\S+)", SHELL, re.MULTILINE))
     assert targets == {"demo", "test"}
     for target in targets:

@@ -241,7 +241,8 @@ def masks() -> Iterator[Refusal]:
             {"attn_mask": torch.zeros(shape)},
             ValueError,
             "attn_mask must be broadcastable to [batch, heads, query, key] = [2, 4, 5, 5]; "
-            f"got {list(shape)}. Unsqueeze the dimensions that it is shared over.",
+            f"got {list(shape)}. Unsqueeze the dimensions that it is shared over: "
+            "of [batch, query, key] give attn_mask[:, None].",
         )
 
 
@@ -310,7 +311,10 @@ def related(**changes) -> dict:
 def wrong_labels() -> Iterator[Refusal]:
     """Tensors that are no labels, and labels that no row has."""
     for kind, x in ({"list": [[0]], "int": 3, "NoneType": None, "str": "x"} | FOREIGN).items():
-        told = f"relations must be a tensor of integers; got {kind}. Make it a tensor."
+        told = (
+            f"relations must be a tensor of integers; got {kind}. "
+            "Make it a tensor; `Relations` have theirs as .labels."
+        )
         yield kind, {"relations": x}, TypeError, told
     told = "relations must be a dense tensor; got layout torch.sparse_coo. Convert it with .to_dense()."
     yield "sparse", {"relations": torch.ones(5, 5, dtype=torch.int64).to_sparse()}, TypeError, told
@@ -330,7 +334,8 @@ def wrong_labels() -> Iterator[Refusal]:
             {"relations": torch.zeros(shape, dtype=torch.int64)},
             ValueError,
             "relations must be broadcastable to [batch, heads, query, key] = [2, 4, 5, 5]; "
-            f"got {list(shape)}. Unsqueeze the dimensions that it is shared over.",
+            f"got {list(shape)}. Unsqueeze the dimensions that it is shared over: "
+            "of [batch, query, key] give relations[:, None].",
         )
     rule = "relations must be at least -1, which is no relation, and at most 4, the last row of the tables"
     for dtype in (torch.int64, torch.int8):

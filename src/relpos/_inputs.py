@@ -191,7 +191,7 @@ def check_by_distance(
         raise TypeError(
             "query_start must be an integer or an integer tensor [batch]; got NoneType. Leave it out for 0."
         )
-    _checked_start(query_start, x, x.mT)
+    _checked_start(query_start, x, x.mT, "x")
     if where is not None:
         if not isinstance(where, Tensor):
             raise TypeError(f"where must be a bool tensor or None; got {_kind(where)}. Make it a tensor.")
@@ -317,7 +317,9 @@ def _check_table(name: str, table: Tensor | None, heads: int, width_name: str, w
         raise ValueError(f"{name} must have at least 1 row; got 0. Give None for no table.")
 
 
-def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor) -> int | Tensor:
+def _checked_start(
+    query_start: int | Tensor | None, query: Tensor, key: Tensor, name: str = "query"
+) -> int | Tensor:
     if query_start is None:
         if query.shape[2] != key.shape[2]:
             raise ValueError(
@@ -328,7 +330,7 @@ def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor)
             )
         return 0
     if isinstance(query_start, Tensor):
-        _check_batch_integers("query_start", query_start, query)
+        _check_batch_integers("query_start", query_start, query, name)
         if can_look_at(query_start):
             is_outside = (query_start.long() < -FARTHEST) | (query_start.long() > FARTHEST)
             if is_outside.any():
@@ -373,7 +375,7 @@ def _checked_lengths(key_lengths: Tensor | None, query: Tensor, key: Tensor) -> 
     return key_lengths
 
 
-def _check_batch_integers(name: str, x: Tensor, query: Tensor) -> None:
+def _check_batch_integers(name: str, x: Tensor, query: Tensor, query_name: str = "query") -> None:
     _check_layout(name, x)
     if x.dtype not in INT_DTYPES:
         raise TypeError(f"{name} must be a tensor of integers; got {x.dtype}. Convert it with .long().")
@@ -384,7 +386,8 @@ def _check_batch_integers(name: str, x: Tensor, query: Tensor) -> None:
         )
     if x.device != query.device:
         raise ValueError(
-            f"{name} must be on the device of query = {query.device}; got {x.device}. Move it with .to()."
+            f"{name} must be on the device of {query_name} = {query.device}; got {x.device}. "
+            "Move it with .to()."
         )
 
 
@@ -409,7 +412,10 @@ def _checked_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tenso
 
 def _checked_relations(relations: Tensor, num_labels: int | None, query: Tensor, key: Tensor) -> Tensor:
     if not isinstance(relations, Tensor):
-        raise TypeError(f"relations must be a tensor of integers; got {_kind(relations)}. Make it a tensor.")
+        raise TypeError(
+            f"relations must be a tensor of integers; got {_kind(relations)}. "
+            "Make it a tensor; `Relations` have theirs as .labels."
+        )
     _check_layout("relations", relations)
     if relations.dtype not in INT_DTYPES:
         raise TypeError(
@@ -452,7 +458,8 @@ def _in_four_dimensions(name: str, x: Tensor, query: Tensor, key: Tensor) -> Ten
     if is_wrong:
         raise ValueError(
             f"{name} must be broadcastable to [batch, heads, query, key] = {list(wanted)}; "
-            f"got {_sizes(x)}. Unsqueeze the dimensions that it is shared over."
+            f"got {_sizes(x)}. Unsqueeze the dimensions that it is shared over: of [batch, query, key] give "
+            f"{name}[:, None]."
         )
     return x[(None,) * (4 - x.dim())]
 

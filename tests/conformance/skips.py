@@ -9,7 +9,7 @@ MAY_SKIP: dict[str, tuple[str, ...]] = {
     "merged": (
         "needs distances",
         "takes no attn_mask but a bool one that hides keys at the end",
-        "the fused kernel has no dropout",
+        "drops no weights",
         "is an operator of relpos, which no exported program should need",
         "has no rules for torch.func and forward-mode derivatives",
     ),

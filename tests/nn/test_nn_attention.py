@@ -435,4 +435,14 @@ def test_new_tables_lie_within_xavier_bounds_of_one_head_and_are_not_zero() -> N
 
 
 def test_module_prints_its_settings() -> None:
-    assert "num_heads=4, max_distance=(2, 2)" in repr(module(max_distance=2))
+    for settings, told in (
+        ({"max_distance": 2}, "max_distance=(2, 2), relative keys and values"),
+        ({"max_distance": (3, 1), "relative_keys": False}, "max_distance=(3, 1), relative values"),
+        (
+            {"max_distance": 0, "relative_values": False, "relative_per_head": True},
+            "max_distance=(0, 0), relative keys, per head",
+        ),
+        ({}, "no relative positions"),
+        ({"max_distance": 2, "relative_keys": False, "relative_values": False}, "no relative positions"),
+    ):
+        assert module(**settings).extra_repr() == f"embed_dim=16, num_heads=4, {told}"

@@ -130,6 +130,7 @@ def test_nested_tensors_are_refused() -> None:
         attention()(nested, nested, nested)
 
 
+SIZES = "Check its sizes and their order."
 HELD = "With a cache, `key` counts all tokens held."
 MASKS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "padding of integers": (
@@ -163,35 +164,35 @@ MASKS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "padding of another length": (
         {"key_padding_mask": torch.zeros(BATCH, QUERIES).bool()},
         ValueError,
-        f"key_padding_mask must be [batch, key] = [2, 7]; got [2, 5]. {HELD}",
+        f"key_padding_mask must be [batch, key] = [2, 7]; got [2, 5]. {SIZES}",
     ),
     "padding of another batch": (
         {"key_padding_mask": torch.zeros(1, KEYS).bool()},
         ValueError,
-        f"key_padding_mask must be [batch, key] = [2, 7]; got [1, 7]. {HELD}",
+        f"key_padding_mask must be [batch, key] = [2, 7]; got [1, 7]. {SIZES}",
     ),
     "padding that is turned": (
         {"key_padding_mask": torch.zeros(KEYS, BATCH).bool()},
         ValueError,
-        f"key_padding_mask must be [batch, key] = [2, 7]; got [7, 2]. {HELD}",
+        f"key_padding_mask must be [batch, key] = [2, 7]; got [7, 2]. {SIZES}",
     ),
     "mask that is turned": (
         {"attn_mask": torch.zeros(KEYS, QUERIES).bool()},
         ValueError,
         "attn_mask must be [query, key] = [5, 7] or [batch * heads, query, key] = [8, 5, 7]; got [7, 5]. "
-        + HELD,
+        + SIZES,
     ),
     "mask for each sequence alone": (
         {"attn_mask": torch.zeros(BATCH, QUERIES, KEYS).bool()},
         ValueError,
         "attn_mask must be [query, key] = [5, 7] or [batch * heads, query, key] = [8, 5, 7]; got [2, 5, 7]. "
-        + HELD,
+        + SIZES,
     ),
     "mask of four dimensions": (
         {"attn_mask": torch.zeros(BATCH, HEADS, QUERIES, KEYS).bool()},
         ValueError,
         "attn_mask must be [query, key] = [5, 7] or [batch * heads, query, key] = [8, 5, 7]; "
-        f"got [2, 4, 5, 7]. {HELD}",
+        f"got [2, 4, 5, 7]. {SIZES}",
     ),
     "is_causal": (
         {"is_causal": None},
@@ -211,11 +212,11 @@ def test_masks_that_do_not_fit_are_refused_by_name_in_torchs_sense(fault, batch_
 
 
 def test_masks_of_one_sequence_have_no_batch() -> None:
-    with refuses(ValueError, f"key_padding_mask must be [key] = [7]; got [1, 7]. {HELD}"):
+    with refuses(ValueError, f"key_padding_mask must be [key] = [7]; got [1, 7]. {SIZES}"):
         attention()(QUERY[0], KEY[0], KEY[0], torch.zeros(1, KEYS).bool())
     with refuses(
         ValueError,
-        "attn_mask must be [query, key] = [5, 7] or [heads, query, key] = [4, 5, 7]; got [2, 5, 7]. " + HELD,
+        "attn_mask must be [query, key] = [5, 7] or [heads, query, key] = [4, 5, 7]; got [2, 5, 7]. " + SIZES,
     ):
         attention()(QUERY[0], KEY[0], KEY[0], attn_mask=torch.zeros(2, QUERIES, KEYS))
 
@@ -453,6 +454,51 @@ def test_a_stack_refuses_caches_that_are_not_one_for_each_layer() -> None:
                     stack(QUERY, caches=given)
 
 
+def test_a_stack_refuses_one_cache_for_two_layers_before_it_fills_one() -> None:
+    stack, ours = (
+        RelativeTransformerEncoder(encoder_layer(), 3),
+        RelativeTransformerDecoder(decoder_layer(), 3),
+    )
+    for name in ("caches", "memory_caches"):
+        one, other = (KeyValueCache(is_memory=name == "memory_caches") for _ in range(2))
+        told = f"{name}[2] must be a cache of its own; got that of {name}[0]. Make them with make_caches()."
+        with refuses(ValueError, told):
+            ours(QUERY, KEY, **{name: [one, other, one]})
+        if name == "caches":
+            with refuses(ValueError, told):
+                stack(QUERY, caches=[one, other, one])
+        assert one.length == other.length == 0
+    # layers without a cache are no layers that share one
+    torch.testing.assert_close(ours(QUERY, KEY, memory_caches=[None] * 3), ours(QUERY, KEY))
+
+
+def test_a_decoder_layer_refuses_one_cache_for_both_attentions() -> None:
+    cache = KeyValueCache()
+    with refuses(
+        ValueError,
+        "memory_cache must be a cache of its own; got that of self-attention. "
+        "Give KeyValueCache(is_memory=True).",
+    ):
+        decoder_layer()(QUERY, KEY, cache=cache, memory_cache=cache)
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_memory_of_another_length_than_its_cache_holds_is_refused(batch_first) -> None:
+    query, key, shorter = (x if batch_first else x.transpose(0, 1) for x in (QUERY, KEY, KEY[:, 1:]))
+    ours, cache = attention(batch_first=batch_first), KeyValueCache(is_memory=True)
+    ours(query, key, key, cache=cache)
+    told = "must have the length of what {} holds = 7; got 6. Begin with an empty cache for another memory."
+    with refuses(ValueError, f"key {told.format('cache')}"):
+        ours(query, shorter, shorter, cache=cache)
+    layer = RelativeTransformerDecoderLayer(WIDTH, HEADS, 24, batch_first=batch_first, max_distance=2)
+    cache, memory_cache = KeyValueCache(), KeyValueCache(is_memory=True)
+    layer(query, key, memory_cache=memory_cache)
+    with refuses(ValueError, f"memory {told.format('memory_cache')}"):
+        layer(query, shorter, cache=cache, memory_cache=memory_cache)
+    assert cache.length == 0
+
+
 def test_the_cache_of_another_batch_s_memory_is_refused() -> None:
     ours, cache = attention(), KeyValueCache(is_memory=True)
     ours(QUERY, KEY, KEY, cache=cache)
@@ -477,7 +523,7 @@ def test_a_stack_refuses_parts_of_another_kind(made, name, kind) -> None:
         (nn.TransformerEncoderLayer(WIDTH, HEADS), "a TransformerEncoderLayer"),
         (type(layer), kind),
     ):
-        with refuses(TypeError, f"{name} must be a {kind}; got {found}. Make one first."):
+        with refuses(TypeError, f"{name} must be a {kind}; got {found}. Make a {kind} with max_distance."):
             made(given, 2)
     with refuses(ValueError, "num_layers must be at least 1; got 0. Give a larger one."):
         made(layer, 0)

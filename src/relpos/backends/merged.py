@@ -27,7 +27,7 @@ def why_not(inputs: Inputs) -> list[str]:
             "takes no attn_mask but a bool one that hides keys at the end, and not while compiling"
         )
     if inputs.dropout_p > 0:
-        reasons.append("the fused kernel has no dropout")
+        reasons.append("drops no weights: give dropout_p=0.0, or layers attention_dropout=0.0")
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         reasons.append("is an operator of relpos, which no exported program should need")
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:

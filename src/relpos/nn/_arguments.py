@@ -117,7 +117,7 @@ def check_cache(name: str, cache: object) -> None:
 
 
 def check_caches(name: str, caches: object, num_layers: int) -> None:
-    """Refuse what is not one cache for each layer."""
+    """Refuse what is not one cache for each layer, and one of its own."""
     if caches is None:
         return
     if not isinstance(caches, (list, tuple)):
@@ -131,6 +131,13 @@ def check_caches(name: str, caches: object, num_layers: int) -> None:
         )
     for index, cache in enumerate(caches):
         check_cache(f"{name}[{index}]", cache)
+        for earlier in range(index):
+            # by identity: empty caches are alike, and a shared one mixes what two layers see
+            if cache is not None and cache is caches[earlier]:
+                raise ValueError(
+                    f"{name}[{index}] must be a cache of its own; got that of {name}[{earlier}]. "
+                    "Make them with make_caches()."
+                )
 
 
 def refuse_appended_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:

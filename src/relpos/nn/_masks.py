@@ -17,6 +17,7 @@ def check_masks(
     batch_first: bool,
     num_heads: int,
     num_keys: tuple[int, ...],
+    has_cache: bool,
 ) -> None:
     """Refuse masks of another kind or shape than `query` and the keys ask for.
 
@@ -24,7 +25,11 @@ def check_masks(
         names, masks: of attn_mask and key_padding_mask, as the caller calls them.
         query: as the caller gave it, with a batch or without.
         num_keys: each length that a mask may have, in tokens.
+        has_cache: whether these count tokens that a cache holds.
     """
+    advice = "Check its sizes and their order."
+    if has_cache:
+        advice = "With a cache, `key` counts all tokens held."
     attn_mask, key_padding_mask = masks
     for name, mask, meaning in zip(names, masks, ("hidden", "padding"), strict=True):
         if mask is not None:
@@ -40,6 +45,7 @@ def check_masks(
         _check_shape(
             names[0],
             attn_mask,
+            advice,
             ("[query, key]", sizes),
             (plan, [[all_heads, *size] for size in sizes]),
         )
@@ -48,6 +54,7 @@ def check_masks(
         _check_shape(
             names[1],
             key_padding_mask,
+            advice,
             (plan, [[keys] if batch is None else [batch, keys] for keys in num_keys]),
         )
 
@@ -100,11 +107,9 @@ def _check_kind(name: str, mask: Tensor, meaning: str, query: Tensor) -> None:
         )
 
 
-def _check_shape(name: str, mask: Tensor, *allowed: tuple[str, list[list[int]]]) -> None:
+def _check_shape(name: str, mask: Tensor, advice: str, *allowed: tuple[str, list[list[int]]]) -> None:
     for _, sizes in allowed:
         if any(list(mask.shape) == size for size in sizes):
             return
     wanted = " or ".join(f"{plan} = {' or '.join(map(str, sizes))}" for plan, sizes in allowed)
-    raise ValueError(
-        f"{name} must be {wanted}; got {list(mask.shape)}. With a cache, `key` counts all tokens held."
-    )
+    raise ValueError(f"{name} must be {wanted}; got {list(mask.shape)}. {advice}")

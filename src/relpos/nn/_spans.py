@@ -58,6 +58,16 @@ def span_of(cache: AttentionCache | None, chunk: int) -> Span:
     return Span(first, end, (end,))
 
 
+def check_memory(name: str, length: int, cache_name: str, cache: AttentionCache | None) -> None:
+    """Refuse a memory of another length than the one that a filled cache was made of."""
+    held = None if cache is None else cache.filled_memory()
+    if held is not None and held[0].shape[2] != length:
+        raise ValueError(
+            f"{name} must have the length of what {cache_name} holds = {held[0].shape[2]}; got {length}. "
+            "Begin with an empty cache for another memory."
+        )
+
+
 def check_use(
     is_relative: bool,
     query: Tensor,

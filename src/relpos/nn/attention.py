@@ -24,7 +24,7 @@ from relpos.nn._arguments import (
 from relpos.nn._masks import check_masks, merge_masks
 from relpos.nn._projections import Projections
 from relpos.nn._projections import shapes as projection_shapes
-from relpos.nn._spans import check_use, span_of
+from relpos.nn._spans import check_memory, check_use, span_of
 from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
 from relpos.positions import two_sides
 
@@ -42,7 +42,8 @@ class RelativeMultiheadAttention(nn.Module):
         add_bias_kv, add_zero_attn: False; a key that is appended to all others has no position.
         kdim, vdim: widths of key and value in cross-attention. None means embed_dim.
         batch_first: whether tensors are [batch, length, embed_dim]; otherwise [length, batch, embed_dim].
-        max_distance: k, or (left, right): distances beyond share one row. None: no relative positions.
+        max_distance: k, or (left, right), in tokens. Needed for relative positions: without it the module
+            has none. Distances beyond share one row.
         relative_keys: whether distances act on the keys (equation 4).
         relative_values: whether distances act on the values (equation 3).
         relative_per_head: whether each head has tables of its own.
@@ -178,6 +179,7 @@ class RelativeMultiheadAttention(nn.Module):
             batch_first=self.batch_first,
             num_heads=self.num_heads,
             num_keys=span.num_keys,
+            has_cache=cache is not None,
         )
         is_batch = query.dim() == 3
         query, key, value = self._batches(query, key, value)
@@ -248,7 +250,14 @@ class RelativeMultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings that print with the module."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, max_distance={self.max_distance}"
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        if not self.is_relative:
+            return f"{sizes}, no relative positions"
+        tables = (self.relative_position_keys, self.relative_position_values)
+        names = [name for name, table in zip(("keys", "values"), tables, strict=True) if table is not None]
+        rank = next(table.dim() for table in tables if table is not None)
+        relative = f"max_distance={self.max_distance}, relative {' and '.join(names)}"
+        return f"{sizes}, {relative}{', per head' if rank == 3 else ''}"
 
     def _projections(self) -> Projections:
         separate = None
@@ -271,6 +280,7 @@ class RelativeMultiheadAttention(nn.Module):
         check_flag("is_causal", is_causal)
         check_cache("cache", cache)
         check_use(self.is_relative, query, key, value, is_causal, cache)
+        check_memory("key", self.num_tokens(key), "cache", cache)
         # a memory that was projected before is not read again
         if key is not query and (cache is None or cache.filled_memory() is None):
             check_together("key", key, "query", query, batch_first=batch_first)

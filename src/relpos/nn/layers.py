@@ -20,7 +20,7 @@ from relpos.nn._arguments import (
     check_together,
 )
 from relpos.nn._masks import check_masks
-from relpos.nn._spans import span_of
+from relpos.nn._spans import check_memory, span_of
 from relpos.nn.attention import RelativeMultiheadAttention
 from relpos.nn.cache import AttentionCache
 
@@ -35,8 +35,9 @@ class RelativeTransformerEncoderLayer(nn.Module):
             as in `torch.nn.TransformerEncoderLayer`; activation is "relu", "gelu", "silu" or a function.
         attention_dropout, activation_dropout: on the weights, and inside the feed-forward network;
             None means `dropout`.
-        max_distance, relative_keys, relative_values, relative_per_head: as in
-            `RelativeMultiheadAttention`.
+        max_distance: k, or (left, right), in tokens. Needed for relative positions: without it the layer
+            has none. Distances beyond share one row.
+        relative_keys, relative_values, relative_per_head: as in `RelativeMultiheadAttention`.
     Raises:
         ValueError, TypeError: as `RelativeMultiheadAttention`, or an unknown activation.
     """
@@ -121,7 +122,8 @@ class RelativeTransformerEncoderLayer(nn.Module):
 class RelativeTransformerDecoderLayer(nn.Module):
     """Self-attention with relative positions, attention to a memory without, a feed-forward network.
 
-    Args: as `RelativeTransformerEncoderLayer`.
+    Args: as `RelativeTransformerEncoderLayer`; max_distance is of self-attention alone. Needed for relative
+        positions: without it the layer has none.
     Raises:
         ValueError, TypeError: as `RelativeTransformerEncoderLayer`.
     """
@@ -211,6 +213,7 @@ class RelativeTransformerDecoderLayer(nn.Module):
             batch_first=self.multihead_attn.batch_first,
             num_heads=self.multihead_attn.num_heads,
             num_keys=span_of(memory_cache, self.multihead_attn.num_tokens(memory)).num_keys,
+            has_cache=memory_cache is not None,
         )
 
         def attend(x: Tensor) -> Tensor:
@@ -248,6 +251,12 @@ class RelativeTransformerDecoderLayer(nn.Module):
         check_flag("tgt_is_causal", tgt_is_causal)
         check_flag("memory_is_causal", memory_is_causal)
         check_cache("memory_cache", memory_cache)
+        if memory_cache is not None and memory_cache is cache:
+            raise ValueError(
+                "memory_cache must be a cache of its own; got that of self-attention. "
+                "Give KeyValueCache(is_memory=True)."
+            )
+        check_memory("memory", attention.num_tokens(memory), "memory_cache", memory_cache)
         # a memory that was projected before is not read again
         if memory_cache is None or memory_cache.filled_memory() is None:
             check_together("memory", memory, "tgt", tgt, batch_first=attention.batch_first)
@@ -276,6 +285,7 @@ def check_self(
         batch_first=attention.batch_first,
         num_heads=attention.num_heads,
         num_keys=span_of(cache, attention.num_tokens(x)).num_keys,
+        has_cache=cache is not None,
     )
 
 

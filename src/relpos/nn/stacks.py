@@ -26,7 +26,8 @@ class RelativeTransformerEncoder(nn.Module):
 
     Args:
         encoder_layer: all layers begin as copies of it, weights included, as in
-            `torch.nn.TransformerEncoder`.
+            `torch.nn.TransformerEncoder`. Its max_distance is needed for relative positions: without it the
+            encoder has none.
         num_layers: how many.
         norm: applied to the output; wanted after layers with norm_first=True.
         enable_nested_tensor, mask_check: without effect, here for calls written for torch.nn: padding is
@@ -107,7 +108,8 @@ class RelativeTransformerDecoder(nn.Module):
 
     Args:
         decoder_layer: all layers begin as copies of it, weights included, as in
-            `torch.nn.TransformerDecoder`.
+            `torch.nn.TransformerDecoder`. Its max_distance is needed for relative positions: without it the
+            decoder has none.
         num_layers: how many.
         norm: applied to the output; wanted after layers with norm_first=True.
     Raises:
@@ -189,8 +191,10 @@ class RelativeTransformer(nn.Module):
         d_model, nhead, num_encoder_layers, num_decoder_layers, dim_feedforward, dropout, activation,
             layer_norm_eps, batch_first, norm_first, bias: as in `torch.nn.Transformer`.
         custom_encoder, custom_decoder: used in place of those made here, with the weights that they have.
-        attention_dropout, activation_dropout, max_distance, relative_keys, relative_values,
-            relative_per_head: of all layers, as in `RelativeTransformerEncoderLayer`.
+        max_distance: k, or (left, right), in tokens, of all layers. Needed for relative positions: without
+            it the model has none.
+        attention_dropout, activation_dropout, relative_keys, relative_values, relative_per_head: of all
+            layers, as in `RelativeTransformerEncoderLayer`.
 
     Its weights are drawn anew for each layer, Xavier-uniform as those of `torch.nn.Transformer`.
 
@@ -300,7 +304,9 @@ def _check_parts(
 ) -> None:
     if not isinstance(layer, kind):
         found = layer.__name__ if isinstance(layer, type) else f"a {type(layer).__name__}"
-        raise TypeError(f"{name} must be a {kind.__name__}; got {found}. Make one first.")
+        raise TypeError(
+            f"{name} must be a {kind.__name__}; got {found}. Make a {kind.__name__} with max_distance."
+        )
     check_count("num_layers", num_layers)
     if norm is not None and not isinstance(norm, nn.Module):
         raise TypeError(f"norm must be a module or None; got {type(norm).__name__}. Give nn.LayerNorm(...).")
