@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print a table and append a line of JSON for each row to --json."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    for name in ("passes", "backends"):
+        setattr(options, name, list(dict.fromkeys(getattr(options, name))))
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch sees no CUDA device here; use --device cpu")
     torch.set_num_threads(options.threads)
@@ -62,8 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
             for record in measure(_setting(length, name == "both", options), options):
                 print(_row(record), flush=True)
                 if options.json:
-                    with options.json.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+                    _append(options.json, record)
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -104,6 +105,15 @@ def measure(setting: Setting, options: argparse.Namespace) -> list[dict[str, Any
         }
         for name in names
     ]
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    """Add the record as a line, or end with a line that says why it cannot be written."""
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        sys.exit(f"attention.py: error: argument --json: {path}: {error.strerror}")
 
 
 def _peak_of(name: str, setting: Setting, limit: int, threads: int) -> float:
@@ -234,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=partial(_number, float, 0, math.inf), default=60.0, help="fewer turns beyond that")
     add("--threads", type=count, default=torch.get_num_threads())
     add("--no-memory", action="store_false", dest="memory", help="time only")
-    add("--memory-limit", type=partial(_number, float, 0, math.inf), default=8.0, help="GiB; skip beyond it")
+    add("--memory-limit", type=_limit, default=8.0, help="GiB; skip beyond it")
     add("--json", type=Path, help="append a line for each row", metavar="FILE")
     return parser
 
@@ -250,6 +260,14 @@ def _number(kind: type, least: float, below: float, text: str) -> Any:
     if not least <= number < below:
         raise argparse.ArgumentTypeError(f"must be {name} {bounds}; got {text!r}")
     return number
+
+
+def _limit(text: str) -> float:
+    """`text` as a number of GiB above 0: without memory nothing runs."""
+    limit: float = _number(float, 0, math.inf, text)
+    if limit == 0:
+        raise argparse.ArgumentTypeError(f"must be above 0; got {text!r}")
+    return limit
 
 
 def _row(record: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ Shaw et al. 2018, section 3.1.
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -251,15 +252,43 @@ def run(functions: Sequence[Function], labelling: str, updates: int, seed: int) 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line asks for."""
+    """Run what the command line asks for; what cannot be written or read is told in a line."""
+    try:
+        try:
+            _run(arguments)
+        finally:
+            # what is held back may fail, and is better told of here than at exit
+            sys.stdout.flush()
+    except OSError as error:
+        # Python would write what is left once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # a reader that has left is no failure
+        is_left = isinstance(error, BrokenPipeError)
+        sys.exit(0 if is_left else f"ast_identifiers.py: {error.strerror or error}")
+
+
+def table(results: Sequence[dict]) -> str:
+    """Accuracy on held-out modules by labelling: mean, and lowest to highest of several seeds."""
+    blind = 100 * results[0]["blind_choice"]
+    lines = [f"{'labels of pairs':<20}accuracy on held-out modules (blind choice {blind:.1f} %)"]
+    for labelling in dict.fromkeys(result["labelling"] for result in results):
+        scores = [100 * result["accuracy"] for result in results if result["labelling"] == labelling]
+        spread = f"  ({min(scores):.1f} to {max(scores):.1f})" if len(scores) > 1 else ""
+        lines.append(f"{labelling:<20}{statistics.mean(scores):.1f} %{spread}")
+    return "\n".join(lines)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(
-        description="Predict masked identifiers with and without tree relations."
+        description="Predict masked identifiers with and without tree relations.", allow_abbrev=False
     )
     parser.add_argument("--seeds", type=_positive, default=1, help="seeds for each labelling (default 1)")
     parser.add_argument(
         "--updates", type=_positive, default=1600, help="updates of each training (default 1600)"
     )
-    parser.add_argument("--functions", type=_positive, help="take about so many functions, to try it out")
+    parser.add_argument(
+        "--functions", type=_positive, metavar="N", help="read about N functions only, to try it out"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print a JSON line for each training, not a table"
     )
@@ -279,17 +308,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(json.dumps(result), flush=True)
     if not options.json:
         print(table(results))
-
-
-def table(results: Sequence[dict]) -> str:
-    """Accuracy on held-out modules by labelling: mean, and lowest to highest of several seeds."""
-    blind = 100 * results[0]["blind_choice"]
-    lines = [f"{'labels of pairs':<20}accuracy on held-out modules (blind choice {blind:.1f} %)"]
-    for labelling in dict.fromkeys(result["labelling"] for result in results):
-        scores = [100 * result["accuracy"] for result in results if result["labelling"] == labelling]
-        spread = f"  ({min(scores):.1f} to {max(scores):.1f})" if len(scores) > 1 else ""
-        lines.append(f"{labelling:<20}{statistics.mean(scores):.1f} %{spread}")
-    return "\n".join(lines)
 
 
 def _positive(text: str) -> int:

@@ -184,6 +184,8 @@ def test_a_backend_that_cannot_run_is_skipped_with_its_reasons(
         (["--padding", "1"], "argument --padding: must be a number from 0 on and below 1; got '1'"),
         (["--dropout", "nan"], "argument --dropout: must be a number from 0 on and below 1; got 'nan'"),
         (["--backends", "fast"], "argument --backends: invalid choice: 'fast'"),
+        (["--memory-limit", "0"], "argument --memory-limit: must be above 0; got '0'"),
+        (["--memory-limit", "-1"], "argument --memory-limit: must be a number of at least 0; got '-1'"),
         (["--json", str(FOLDER)], "argument --json: "),
     ],
 )
@@ -197,6 +199,31 @@ def test_attention_benchmark_refuses_wrong_use_in_one_line(
         module("attention").main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_records_that_cannot_be_written_end_the_attention_benchmark_in_one_line(
+    module: Callable[[str], ModuleType],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        module("attention").main(
+            [*SMALL, "--lengths", "4", "--pass", "forward", "--backends", "sdpa", "--json", "/dev/full"]
+        )
+    # a string is printed on standard error, and the code is 1
+    assert stopped.value.code == "attention.py: error: argument --json: /dev/full: No space left on device"
+
+
+def test_a_form_or_a_pass_given_twice_is_taken_once(
+    module: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    path = tmp_path / "attention.jsonl"
+    twice = ["--lengths", "4", "--pass", "forward", "forward", "--backends", "gather", "sdpa", "gather"]
+    module("attention").main([*SMALL, *twice, "--no-memory", "--json", str(path)])
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(record["backend"], record["pass"]) for record in records] == [
+        ("sdpa", "forward"),
+        ("gather", "forward"),
+    ]
 
 
 def test_ratios_are_taken_within_a_turn_and_every_form_runs_once_a_turn(

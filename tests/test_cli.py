@@ -546,6 +546,13 @@ def test_version_help_and_doctor_are_quick_and_on_standard_output() -> None:
         assert done.stderr == ""
 
 
+def test_help_has_a_short_name_for_every_command(relpos: Callable[..., Outcome]) -> None:
+    for command in ([], ["train"], ["doctor"]):
+        code, out, errors = relpos(*command, "-h")
+        assert (code, errors) == (0, "")
+        assert out == relpos(*command, "--help")[1]
+
+
 def test_help_lists_the_doctor(relpos: Callable[..., Outcome]) -> None:
     code, out, errors = relpos("--help")
     assert (code, errors) == (0, "")

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import io
+import itertools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from relpos._doctor import cases, examine, machine, report, software, write_repo
 from relpos._doctor.alone import run_alone
 from relpos._doctor.finding import NO_BREAK, Complain, Finding
 from relpos.backends._backend import Backend
-from relpos.cli import run
+from relpos.cli import app, run
 
 SECTIONS = ["versions", "packages", "machine", "compiled", "attention"]
 
@@ -221,6 +222,74 @@ def test_threads_that_do_not_suit_the_cores_are_told(
     monkeypatch.setattr(machine, "num_cores", lambda: cores)
     found = [name for name in _problems() if name.startswith("torch computes")]
     assert found == ([problem] if problem else [])
+
+
+THREADS_ADVICE = "Unset OMP_NUM_THREADS, or set it to the cores that you mean to use."
+
+
+@pytest.mark.parametrize("limit", ["", "none", "0", "-1", "1.5", ",2", "\u00b2"])
+def test_a_limit_on_threads_that_is_no_positive_integer_is_told(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    told = f"OMP_NUM_THREADS must be a positive integer; it is {limit!r}, which torch ignores."
+    assert _problems()[told] == THREADS_ADVICE
+
+
+@pytest.mark.parametrize(
+    ("limit", "threads", "problem"),
+    [
+        ("64", 2, "OMP_NUM_THREADS asks for 64 threads on 2 cores; torch computes with 2."),
+        ("64,2", 2, "OMP_NUM_THREADS asks for 64 threads on 2 cores; torch computes with 2."),
+        ("64", 64, "torch computes with 64 threads on 2 cores: they wait."),
+        ("2", 2, None),
+        (" 1 ", 1, None),
+        ("2,4", 2, None),
+        (None, 2, None),
+    ],
+)
+def test_a_limit_above_the_cores_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, limit: str | None, threads: int, problem: str | None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    found = {told: advice for told, advice in _problems().items() if "threads" in told or "OMP" in told}
+    assert found == ({problem: THREADS_ADVICE} if problem else {})
+
+
+def test_without_proc_the_processor_has_the_name_of_its_kind(
+    told: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(path: Path, **options: Any) -> str:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "odd64")
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    monkeypatch.setattr(Path, "read_text", absent)
+    assert re.search(r"\n  processor +odd64, 2 cores for this process\n", told())
+
+
+def test_missing_numpy_is_a_note_and_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchs = software.version_probes()["torch"]
+    problems: list[str] = []
+    version = importlib.metadata.version
+    assert "NumPy" not in torchs(lambda problem, advice: problems.append(problem)).text
+
+    def without(name: str) -> str:
+        if name == "numpy":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    found = torchs(lambda problem, advice: problems.append(problem))
+    assert found.value["numpy"] is None
+    assert found.text.endswith("\nNumPy is missing; torch warns of it once, and works: pip install numpy")
+    assert problems == []
 
 
 def test_old_torch_is_told_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +499,39 @@ def test_without_typer_other_commands_name_their_extra(
     assert 'pip install "relpos[translate]"; relpos doctor runs without.' in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--json", "doctor"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "train"]])
+def test_without_typer_help_lists_every_command_under_the_extra_it_needs(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run_alone(arguments, ImportError("no typer")) == 0
+    out, errors = capsys.readouterr()
+    assert errors == ""
+    ready, *needing = out.split("\nCommands")[1:]
+    assert re.findall(r"^  (\w+)", ready, re.MULTILINE) == ["doctor"]
+    listed = {
+        re.search(r"relpos\[(\w+)\]", part)[1]: re.findall(r"^  (\w+)", part, re.MULTILINE)
+        for part in needing
+    }
+    extras = importlib.metadata.metadata("relpos").get_all("Provides-Extra")
+    assert set(listed) <= set(extras)
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    assert sorted(["doctor", *itertools.chain.from_iterable(listed.values())]) == sorted(names)
+
+
+def test_without_extras_help_and_version_are_told(
+    alone: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    for arguments, start in (
+        (["--version"], f"relpos {importlib.metadata.version('relpos')}\n"),
+        (["--help"], "Usage: relpos COMMAND\n"),
+        (["-h"], "Usage: relpos COMMAND\n"),
+    ):
+        done = alone("-m", "relpos", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(start)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json", "doctor"], ["train", "--help"]])
 def test_without_typer_whatever_is_not_the_doctor_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
@@ -445,8 +546,9 @@ def test_without_typer_an_unknown_option_is_wrong_use(capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "relpos: doctor takes --json and nothing else; got '--all'.\n")
 
 
-def test_without_typer_the_doctor_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_alone(["doctor", "--help"], ImportError("no typer")) == 0
+@pytest.mark.parametrize("name", ["--help", "-h"])
+def test_without_typer_the_doctor_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert run_alone(["doctor", name], ImportError("no typer")) == 0
     out, errors = capsys.readouterr()
     assert out.startswith("Usage: relpos doctor [--json]\n")
     assert errors == ""

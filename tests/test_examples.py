@@ -3,12 +3,16 @@
 import ast
 import importlib
 import json
+import os
 import re
 import statistics
+import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -268,6 +272,7 @@ def test_example_learns_what_only_a_relation_tells(example: ModuleType, trees: M
     [
         (["--functions", "1"], "functions must be enough for training and test; got 1. Take more."),
         (["--seeds", "0"], "argument --seeds: must be a number of at least 1; got 0"),
+        (["--update", "3"], "unrecognized arguments: --update 3"),
         (["--updates", "many"], "argument --updates: must be a number of at least 1; got many"),
     ],
 )
@@ -277,6 +282,48 @@ def test_wrong_options_of_the_example_are_refused_in_a_line(
     with pytest.raises(SystemExit, match="2"):
         example.main(arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def start(library: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the example in a process of its own on the small library, with its output to a file."""
+    code = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import ast_identifiers as example; "
+        "functions = example.read_functions(pathlib.Path(sys.argv[2])); "
+        "example.read_functions = lambda: functions; example.main(sys.argv[3:])"
+    )
+
+    def call(*arguments: str, stdout: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, str(FOLDER), str(library), *arguments],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return call
+
+
+OUTPUTS = [["--updates", "1"], ["--updates", "1", "--json"]]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_a_full_disk_ends_the_example_in_one_line(start, arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = start(*arguments, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "ast_identifiers.py: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [*OUTPUTS, ["--help"]])
+def test_a_reader_that_left_is_no_failure_of_the_example(start, arguments: list[str]) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    done = start(*arguments, stdout=writable)
+    os.close(writable)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_page_shows_the_means_of_the_records(example: ModuleType) -> None:

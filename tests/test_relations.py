@@ -303,6 +303,29 @@ def test_a_batch_of_no_trees_is_a_batch() -> None:
     assert tree_path_relations(torch.zeros(2, 0, dtype=torch.long), max_steps=1).labels.shape == (2, 0, 0)
 
 
+def test_names_given_as_a_list_become_a_tuple() -> None:
+    names = ["a", "b"]
+    relations = Relations(torch.tensor([[0, 1]]), names)
+    names.append("c")
+    assert relations.names == ("a", "b")
+    assert relations.num_labels == 2
+
+
+def test_relations_print_their_shape_and_first_names_in_a_line() -> None:
+    assert repr(tree_relations(PARENTS)) == (
+        "Relations(labels=[7, 7] int64, num_labels=7, names=('self', 'parent', 'child', ...))"
+    )
+    assert repr(Relations(torch.full((1, 1), -1, dtype=torch.int8), ())) == (
+        "Relations(labels=[1, 1] int8, num_labels=0, names=())"
+    )
+
+
+def test_distances_are_told_as_far_as_attention_tells_them() -> None:
+    for query_start, label in ((2**62, 0), (-(2**62), 2)):
+        found = distance_relations(2, max_distance=1, query_start=query_start)
+        assert found.labels.unique().tolist() == [label]
+
+
 EDGES, TYPES = torch.tensor([[0, 0], [1, 1]]), torch.tensor([0, 1])
 REFUSALS = [
     (lambda: distance_relations(-1, max_distance=1), "num_queries must be at least 0; got -1. It counts"),
@@ -312,10 +335,33 @@ REFUSALS = [
         lambda: distance_relations(2, max_distance=1, query_start=torch.tensor([1])),
         "query_start must be an integer; got Tensor. Label each sequence by itself",
     ),
-    (lambda: distance_relations(2, max_distance=-1), "max_distance must be at least 0; got -1."),
+    (
+        lambda: distance_relations(2, max_distance=1, query_start=2**62 + 1),
+        "query_start must be between -2**62 and 2**62; got 4611686018427387905. It is the position of",
+    ),
+    (
+        lambda: distance_relations(2, max_distance=1, query_start=-(2**64)),
+        "query_start must be between -2**62 and 2**62; got -18446744073709551616. It is the position of",
+    ),
+    (
+        lambda: distance_relations(2, max_distance=-1),
+        "max_distance must be at least 0; got -1. It counts tokens: left before the query, right after it.",
+    ),
+    (
+        lambda: grid_relations(1, 2, max_distance=(1, -1)),
+        "max_distance must be at least 0; got (1, -1). It counts cells: k_h down or up, k_w right or left.",
+    ),
+    (
+        lambda: grid_relations(1, 2, max_distance=(1, 2, 3)),
+        "max_distance must be an integer k, or two integers (k_h, k_w); got (1, 2, 3). It says where",
+    ),
+    (
+        lambda: tree_path_relations(PARENTS, max_steps=(1, True)),
+        "max_steps must be an integer k, or two integers (max_up, max_down); got (1, True). It says where",
+    ),
     (
         lambda: distance_relations(2, max_distance=None),
-        "max_distance must be an integer k or two integers; got None",
+        "max_distance must be an integer k, or two integers (left, right); got None. It says where to clip.",
     ),
     (
         lambda: distance_relations(2, max_distance=1, dtype=torch.uint8),
@@ -325,8 +371,8 @@ REFUSALS = [
         lambda: distance_relations(2, max_distance=100, dtype=torch.int8),
         "dtype must hold the largest label = 200; got torch.int8, which ends at 127. Take a wider one",
     ),
-    (lambda: grid_relations(-1, 2, max_distance=1), "height must be at least 0; got -1."),
-    (lambda: grid_relations(1, -2, max_distance=1), "width must be at least 0; got -2."),
+    (lambda: grid_relations(-1, 2, max_distance=1), "height must be at least 0; got -1. It counts rows."),
+    (lambda: grid_relations(1, -2, max_distance=1), "width must be at least 0; got -2. It counts columns."),
     (lambda: tree_relations([0]), "parents must be a tensor of integers; got list. Make it a tensor."),
     (
         lambda: tree_relations(torch.zeros(2)),
@@ -356,7 +402,10 @@ REFUSALS = [
         lambda: tree_path_relations(torch.tensor([0]), max_steps=1),
         "parents must lead each token to a root (-1); got a cycle through token 0. Break it.",
     ),
-    (lambda: tree_path_relations(PARENTS, max_steps=-1), "max_steps must be at least 0; got -1."),
+    (
+        lambda: tree_path_relations(PARENTS, max_steps=-1),
+        "max_steps must be at least 0; got -1. It counts edges of the tree: max_up towards the root,",
+    ),
     (
         lambda: tree_relations(PARENTS, lengths=torch.tensor([7])),
         "lengths must be [batch] for parents [batch, tokens] = [7]; got [1]. Give one number for each tree.",
@@ -368,6 +417,22 @@ REFUSALS = [
     (
         lambda: edge_relations(EDGES.T.reshape(4), TYPES, num_nodes=2, names=["a", "b"]),
         "edge_index must be [2, edges]; got [4]. Row 0 is the start, row 1 the end.",
+    ),
+    (
+        lambda: edge_relations(torch.zeros(3, 2).long(), TYPES, num_nodes=2, names=["a", "b"]),
+        "edge_index must be [2, edges]; got [3, 2]. Row 0 is the start, row 1 the end. Transpose it.",
+    ),
+    (
+        lambda: edge_relations(EDGES, TYPES, num_nodes=-2, names=["a", "b"]),
+        "num_nodes must be at least 0; got -2. It counts nodes.",
+    ),
+    (
+        lambda: edge_relations(EDGES, TYPES, num_nodes=2, names="ab"),
+        "names must be a tuple or list of strings; got str. Name each label.",
+    ),
+    (
+        lambda: edge_relations(EDGES[:, :1], TYPES[:1], num_nodes=2, names=["a"], elsewhere="a"),
+        "names must be different; got 'a' for two labels. Rename one.",
     ),
     (
         lambda: edge_relations(EDGES, TYPES[:1], num_nodes=2, names=["a", "b"]),
@@ -397,6 +462,22 @@ REFUSALS = [
         lambda: combine_relations(tree_relations(PARENTS), distance_relations(3, max_distance=1)),
         "second must have labels that broadcast with those of first = [7, 7]; got [3, 3]. Label",
     ),
+    (
+        lambda: combine_relations(tree_relations(PARENTS), tree_relations(PARENTS).labels),
+        "second must be Relations; got Tensor. Make them with a function of relpos.relations, or of labels",
+    ),
+    (
+        lambda: combine_relations(None, tree_relations(PARENTS)),
+        "first must be Relations; got NoneType. Make them with a function of relpos.relations, or of labels",
+    ),
+    (
+        lambda: stack_relations(tree_relations(PARENTS)),
+        "parts must be a list of Relations; got Relations. Make it a list.",
+    ),
+    (
+        lambda: stack_relations([tree_relations(PARENTS), PARENTS]),
+        "parts[1] must be Relations; got Tensor. Make them with a function of relpos.relations, or of labels",
+    ),
     (lambda: stack_relations([]), "parts must hold at least 1 graph; got 0."),
     (
         lambda: stack_relations([tree_relations(PARENTS), distance_relations(3, max_distance=1)]),
@@ -409,6 +490,22 @@ REFUSALS = [
     (
         lambda: Relations(torch.tensor([[0, 1]]), ("a",)),
         "labels must be at least -1 and less than 1; got 1. Give each label a name.",
+    ),
+    (
+        lambda: Relations(torch.tensor([[0, 1]]), "ab"),
+        "names must be a tuple or list of strings; got str. Name each label.",
+    ),
+    (
+        lambda: Relations(torch.tensor([[0, 1]]), 2),
+        "names must be a tuple or list of strings; got int. Name each label.",
+    ),
+    (
+        lambda: Relations(torch.tensor([[0, 1]]), ("a", 1)),
+        "names must be strings; got int. Say in words what each label means.",
+    ),
+    (
+        lambda: Relations(torch.tensor([[0, 1]]), ("a", "b", "a")),
+        "names must be different; got 'a' for two labels. Rename one.",
     ),
     (
         lambda: Relations(torch.tensor([0]), ("a",)),

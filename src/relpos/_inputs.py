@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos.positions import INT_TYPES, resolve_max_distance, two_sides
+from relpos.positions import FARTHEST, INT_TYPES, resolve_max_distance, two_sides
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# positions and distances are int64, and a sum of two of these still is
-FARTHEST = 2**62
 
 
 @dataclass(frozen=True)

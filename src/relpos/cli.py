@@ -34,6 +34,7 @@ app = typer.Typer(
     help="Translate with relative position representations (Shaw, Uszkoreit and Vaswani, 2018).",
     add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 # torch.SymInt stands for a length while torch.export traces; isinstance(length, int) is False for it.
 INT_TYPES = (int, torch.SymInt)
+# positions and distances are int64, and a sum of two of these still is
+FARTHEST = 2**62
 
 
 def clip_distance(distance: Tensor, left: int, right: int) -> Tensor:

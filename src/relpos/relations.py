@@ -4,13 +4,14 @@ Distances, grids, trees and graphs become one integer a pair, with a name for ea
 each label, are the caller's. A label says what the key is to the query, as distance is key minus query.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from relpos.positions import INT_TYPES, label_table, two_sides
+from relpos.positions import FARTHEST, INT_TYPES, label_table
 
 NO_RELATION = -1
 TREE_NAMES = ("self", "parent", "child", "sibling", "ancestor", "descendant", "other")
@@ -20,22 +21,25 @@ _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _INDEX_DTYPES = (*_LABEL_DTYPES, torch.uint8)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relations:
     """A label for each pair, and what each label means.
 
     Args:
         labels: integers [..., query, key], 0 <= label < num_labels, or -1 for "no relation".
         names: what each label means, in the order of the labels; its length is the number of rows that a
-            table needs.
+            table needs. No two are alike; kept as a tuple.
     Raises:
-        ValueError: a label has no name, or there are fewer than two dimensions. TypeError: not integers.
+        ValueError: a label has no name, two have one, or there are fewer than two dimensions.
+        TypeError: labels are no integers, or names no sequence of strings.
     """
 
     labels: Tensor
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        # a frozen instance takes no other assignment
+        object.__setattr__(self, "names", _checked_names(self.names))
         _check_integers("labels", self.labels, _LABEL_DTYPES)
         if self.labels.dim() < 2:
             raise ValueError(
@@ -43,6 +47,12 @@ class Relations:
                 "Give a label for each pair."
             )
         _check_range("labels", self.labels, NO_RELATION, self.num_labels, "Give each label a name.")
+
+    def __repr__(self) -> str:
+        """Shape and dtype of the labels, and the first names."""
+        labels = f"{list(self.labels.shape)} {str(self.labels.dtype).removeprefix('torch.')}"
+        shown = ", ".join(map(repr, self.names[:3])) + (", ..." if self.num_labels > 3 else "")
+        return f"Relations(labels={labels}, num_labels={self.num_labels}, names=({shown}))"
 
     @property
     def num_labels(self) -> int:
@@ -71,7 +81,7 @@ def distance_relations(
     Returns:
         Labels [query, key] with left + right + 1 names; label `left` is distance 0.
     Raises:
-        ValueError: a number is negative. TypeError: not integers.
+        ValueError: a number is negative, or query_start beyond 2**62. TypeError: not integers.
     Source: Shaw et al. 2018, section 3.2.
     """
     num_keys = num_queries if num_keys is None else num_keys
@@ -82,7 +92,14 @@ def distance_relations(
             f"query_start must be an integer; got {type(query_start).__name__}. "
             "Label each sequence by itself where they start at different positions."
         )
-    left, right = _sides(max_distance)
+    # while torch traces, numbers may be symbols
+    if type(query_start) is int and abs(query_start) > FARTHEST:
+        raise ValueError(
+            f"query_start must be between -2**62 and 2**62; got {query_start}. "
+            "It is the position of the first query among the keys."
+        )
+    unit = "tokens: left before the query, right after it"
+    left, right = _sides("max_distance", max_distance, "(left, right)", unit)
     labels = label_table(num_queries, num_keys, query_start, left, right, _device(device))
     return _named(labels, _distance_names(left, right, ("before", "same position", "after")), dtype)
 
@@ -108,9 +125,9 @@ def grid_relations(
     Raises:
         ValueError: a number is negative. TypeError: not integers.
     """
-    _check_count("height", height)
-    _check_count("width", width)
-    k_h, k_w = _sides(max_distance)
+    _check_count("height", height, "rows")
+    _check_count("width", width, "columns")
+    k_h, k_w = _sides("max_distance", max_distance, "(k_h, k_w)", "cells: k_h down or up, k_w right or left")
     rows = label_table(height, height, 0, k_h, k_h, _device(device))[:, None, :, None]
     columns = label_table(width, width, 0, k_w, k_w, _device(device))[None, :, None, :]
     labels = (rows * (2 * k_w + 1) + columns).reshape(height * width, height * width)
@@ -177,7 +194,8 @@ def tree_path_relations(
     Raises:
         ValueError: a parent is out of range, or parents run in a cycle. TypeError: not integers.
     """
-    max_up, max_down = _sides(max_steps, "max_steps")
+    unit = "edges of the tree: max_up towards the root, max_down away from it"
+    max_up, max_down = _sides("max_steps", max_steps, "(max_up, max_down)", unit)
     _, is_ancestor, exists = _ancestry(parents, lengths)
     itself = torch.eye(is_ancestor.shape[-1], dtype=torch.bool, device=is_ancestor.device)
     # float32 counts exactly up to 2 ** 24 tokens, and autocast would count in less
@@ -216,9 +234,10 @@ def edge_relations(
     Returns:
         Labels [num_nodes, num_nodes].
     Raises:
-        ValueError: shapes or ranges disagree, or a pair has edges of two types. TypeError: not integers.
+        ValueError: shapes or ranges disagree, two labels have one name, or a pair has edges of two types.
+        TypeError: not integers, or names no sequence of strings.
     """
-    names = tuple(names)
+    names = _checked_names(names)
     _check_edges(edge_index, edge_types, num_nodes, names)
     start, end, types = (x.long() for x in (*edge_index, edge_types))
     pairs = start * num_nodes + end
@@ -247,8 +266,10 @@ def combine_relations(first: Relations, second: Relations, *, dtype: torch.dtype
         first.num_labels * second.num_labels names. A pair that has no relation, -1, in one has none in the
         product; give it a label first where the other should count.
     Raises:
-        ValueError: shapes do not broadcast, or dtype is too small.
+        ValueError: shapes do not broadcast, or dtype is too small. TypeError: one is no Relations.
     """
+    _check_relations("first", first)
+    _check_relations("second", second)
     a, b = first.labels.long(), second.labels.long()
     try:
         torch.broadcast_shapes(a.shape, b.shape)
@@ -271,10 +292,14 @@ def stack_relations(parts: Sequence[Relations]) -> Relations:
         Hide those keys from attention with key_lengths.
     Raises:
         ValueError: there are none, they have different names, or one is a batch already.
+        TypeError: parts is no sequence, or one of them no Relations.
     """
+    if not isinstance(parts, Sequence):
+        raise TypeError(f"parts must be a list of Relations; got {type(parts).__name__}. Make it a list.")
     if not parts:
         raise ValueError("parts must hold at least 1 graph; got 0. Leave out empty batches.")
-    for part in parts:
+    for index, part in enumerate(parts):
+        _check_relations(f"parts[{index}]", part)
         if part.names != parts[0].names:
             raise ValueError(
                 f"parts must have the same names = {len(parts[0].names)} labels of the first; "
@@ -397,12 +422,14 @@ def _by_pair(pairs: Tensor, types: Tensor, num_nodes: int) -> Tensor:
 
 
 def _check_edges(edge_index: Tensor, edge_types: Tensor, num_nodes: int, names: tuple[str, ...]) -> None:
-    _check_count("num_nodes", num_nodes)
+    _check_count("num_nodes", num_nodes, "nodes")
     _check_integers("edge_index", edge_index, _INDEX_DTYPES)
     _check_integers("edge_types", edge_types, _INDEX_DTYPES)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        is_turned = edge_index.dim() == 2 and edge_index.shape[1] == 2
         raise ValueError(
-            f"edge_index must be [2, edges]; got {list(edge_index.shape)}. Row 0 is the start, row 1 the end."
+            f"edge_index must be [2, edges]; got {list(edge_index.shape)}. "
+            f"Row 0 is the start, row 1 the end.{' Transpose it.' if is_turned else ''}"
         )
     if edge_types.shape != edge_index.shape[1:]:
         raise ValueError(
@@ -436,15 +463,45 @@ def _check_integers(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> No
         )
 
 
-def _check_count(name: str, count: int) -> None:
+def _check_relations(name: str, relations: Relations) -> None:
+    if not isinstance(relations, Relations):
+        raise TypeError(
+            f"{name} must be Relations; got {type(relations).__name__}. "
+            "Make them with a function of relpos.relations, or of labels and names."
+        )
+
+
+def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    # a str is a sequence of strings too, and no list of names
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(
+            f"names must be a tuple or list of strings; got {type(names).__name__}. Name each label."
+        )
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"names must be strings; got {type(name).__name__}. Say in words what each label means."
+            )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"names must be different; got {twice[0]!r} for two labels. Rename one.")
+    return tuple(names)
+
+
+def _check_count(name: str, count: int, unit: str = "tokens") -> None:
     if isinstance(count, bool) or not isinstance(count, INT_TYPES):
-        raise TypeError(f"{name} must be an integer; got {type(count).__name__}. It counts tokens.")
+        raise TypeError(f"{name} must be an integer; got {type(count).__name__}. It counts {unit}.")
     if count < 0:
-        raise ValueError(f"{name} must be at least 0; got {count}. It counts tokens.")
+        raise ValueError(f"{name} must be at least 0; got {count}. It counts {unit}.")
 
 
-def _sides(sides: int | tuple[int, int], name: str = "max_distance") -> tuple[int, int]:
-    pair = two_sides(sides, name)
-    if pair is None:
-        raise TypeError(f"{name} must be an integer k or two integers; got None. Say where to clip.")
-    return pair
+def _sides(name: str, sides: int | tuple[int, int], pair: str, unit: str) -> tuple[int, int]:
+    """Both of `sides`, which an error calls `name`, with `pair` for two and `unit` for what they count."""
+    found = tuple(sides) if isinstance(sides, (tuple, list)) else (sides, sides)
+    if len(found) != 2 or any(isinstance(side, bool) or not isinstance(side, INT_TYPES) for side in found):
+        raise TypeError(
+            f"{name} must be an integer k, or two integers {pair}; got {sides!r}. It says where to clip."
+        )
+    if found[0] < 0 or found[1] < 0:
+        raise ValueError(f"{name} must be at least 0; got {sides!r}. It counts {unit}.")
+    return found[0], found[1]

@@ -455,10 +455,8 @@ def test_a_stack_refuses_caches_that_are_not_one_for_each_layer() -> None:
 
 
 def test_a_stack_refuses_one_cache_for_two_layers_before_it_fills_one() -> None:
-    stack, ours = (
-        RelativeTransformerEncoder(encoder_layer(), 3),
-        RelativeTransformerDecoder(decoder_layer(), 3),
-    )
+    stack = RelativeTransformerEncoder(encoder_layer(), 3)
+    ours = RelativeTransformerDecoder(decoder_layer(), 3).eval()
     for name in ("caches", "memory_caches"):
         one, other = (KeyValueCache(is_memory=name == "memory_caches") for _ in range(2))
         told = f"{name}[2] must be a cache of its own; got that of {name}[0]. Make them with make_caches()."

@@ -50,7 +50,11 @@ def _processor(complain: Complain) -> Finding:
 
 def _processor_name() -> str | None:
     if platform.system() == "Linux":
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        try:
+            lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        except OSError:
+            # a sandbox may have no /proc
+            return None
         names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
         return next(names, None)
     if platform.system() == "Darwin":
@@ -80,11 +84,22 @@ def _instructions(complain: Complain) -> Finding:
 def _threads(complain: Complain) -> Finding:
     threads, cores = torch.get_num_threads(), num_cores()
     limit = os.environ.get("OMP_NUM_THREADS")
+    # OpenMP takes a list too, a number for each level; torch uses the first
+    first = "" if limit is None else limit.partition(",")[0].strip()
+    is_number = first.isascii() and first.isdigit() and int(first) > 0
     advice = "Unset OMP_NUM_THREADS, or set it to the cores that you mean to use."
     if threads * 2 < cores:
         complain(f"torch computes with {_count(threads, 'thread')} on {cores} cores.", advice)
     elif threads > cores:
         complain(f"torch computes with {threads} threads on {_count(cores, 'core')}: they wait.", advice)
+    if limit is not None and not is_number:
+        complain(f"OMP_NUM_THREADS must be a positive integer; it is {limit!r}, which torch ignores.", advice)
+    elif is_number and int(first) > cores >= threads:
+        complain(
+            f"OMP_NUM_THREADS asks for {first} threads on {_count(cores, 'core')}; "
+            f"torch computes with {threads}.",
+            advice,
+        )
     source = "" if limit is None else f", OMP_NUM_THREADS={limit}"
     return Finding({"threads": threads, "OMP_NUM_THREADS": limit}, f"{threads} for torch{source}")
 

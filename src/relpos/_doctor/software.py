@@ -57,8 +57,12 @@ def _torch(complain: Complain) -> Finding:
         build = f"ROCm {torch.version.hip}"
     else:
         build = "CPU"
-    value = {"version": str(torch.__version__), "build": build, "path": str(Path(torch.__file__).parent)}
-    return Finding(value, f"{value['version']}, built for {build}\nfrom {value['path']}")
+    path, numpy = str(Path(torch.__file__).parent), _version("numpy")
+    value = {"version": str(torch.__version__), "build": build, "path": path, "numpy": numpy}
+    text = f"{value['version']}, built for {build}\nfrom {path}"
+    if numpy is None:
+        text += "\nNumPy is missing; torch warns of it once, and works: pip install numpy"
+    return Finding(value, text)
 
 
 def _packages(extra: str, complain: Complain) -> Finding:

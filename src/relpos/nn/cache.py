@@ -92,10 +92,10 @@ class StaticKeyValueCache:
 
     `make_cache` and `make_caches` of the modules know all but batch and capacity. The number of tokens held
     is a tensor, so that a step under `torch.compile` is compiled once for all positions, and once more where
-    a cache of the memory is still empty, as at the first step of a decoder. Under it attention reads the whole
-    capacity, and masks must have that many keys; otherwise it reads what is held, and asks
-    the device for that number. Room that was never filled counts for nothing, whatever it holds. It is for
-    decoding: nothing that needs a gradient is taken.
+    a cache of the memory is still empty, as at the first step of a decoder. Under it attention reads the
+    whole capacity, and masks must have that many keys; otherwise it reads what is held, and asks the device
+    for that number. Room that was never filled counts for nothing, whatever it holds. It is for decoding:
+    nothing that needs a gradient is taken.
 
     Raises:
         ValueError, TypeError: sizes that are no whole numbers of at least 1; a dtype that is not float.
