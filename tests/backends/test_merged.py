@@ -299,3 +299,12 @@ def test_tables_as_wide_as_half_the_keys_are_left_to_dense() -> None:
         explained = explain_backends(x, x, x, table, table)
         assert explained.chosen == chosen
     assert str(explained).startswith("merged: fits, but is slower with fewer than 1,028 keys")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_table_whose_gradient_is_zero_gets_no_noise_of_half_precision(dtype: torch.dtype) -> None:
+    # one key takes all the weight, whatever the tables say
+    arguments = detached(make(case("length 63")), dtype) | {"key_lengths": torch.tensor([1])}
+    out = relative_attention(**arguments, backend="merged")
+    (grad,) = torch.autograd.grad(out.square().sum(), arguments["rel_k"])
+    assert grad.abs().max() < 1e-4

@@ -160,7 +160,7 @@ def gradients(problem: Problem, results: Results, grad_out: Tensor, grad_lse: Te
     reached = [x[..., first:, :] if i >= 3 and x.numel() else x for i, x in enumerate(totals)]
     for piece in problem.pieces():
         if piece.num_keys > 0:
-            _add_gradients(problem, piece, results, grad_out, reached)
+            _add_gradients(problem, piece, results, grad_out, grad_lse, reached)
     query, key, value, rel_k, rel_v = (
         total if x is None else total[..., : x.shape[-1]].to(x.dtype).contiguous()
         for x, total in zip(given, totals, strict=True)
@@ -194,6 +194,7 @@ def _add_gradients(
     piece: Piece,
     results: Results,
     grad_out: Tensor,
+    grad_lse: Tensor | None,
     totals: list[Tensor],
 ) -> None:
     tensors = problem.qkv(piece)
@@ -203,14 +204,15 @@ def _add_gradients(
     far_logits = relative[..., 0].clone(), relative[..., -1].clone()
     _add_near_logits(problem, piece, tensors, relative)
     weights = relative.sub_(lse[..., None]).exp_()
-    grad_logits = _grad_weights(problem, piece, tensors[2], grad_out)
-    grad_logits.sub_((grad_out * out).sum(-1, keepdim=True))
     far_weights, far_out = results[2][piece.where], results[3][piece.where]
     for i, row in enumerate(piece.far_rows):
         weights[..., row] = far_weights[..., i]
-    grad_logits.mul_(weights)
+    grad_logits = _grad_weights(problem, piece, tensors[2], grad_out).mul_(weights)
     for i, row in enumerate(piece.far_rows):
         grad_logits[..., row].add_((grad_out * problem.widened(far_out[..., i, :])).sum(-1))
+    # grad_out . out, from the parts and not from out, whose rounding would not cancel in half precision
+    common = grad_logits.sum(-1) if grad_lse is None else grad_logits.sum(-1) - grad_lse[piece.where]
+    grad_logits.addcmul_(weights, common[..., None], value=-1.0)
 
     _add_table_gradients(problem, piece, tensors[0], grad_logits, weights, grad_out, totals)
     qkv_totals = _totals_by_head(problem, piece, totals)
