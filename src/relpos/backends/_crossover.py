@@ -11,7 +11,7 @@ from relpos._inputs import Inputs
 # below these `dense` wastes less than `merged` spends on its many small steps
 MERGED_QUERIES = 16
 MERGED_KEYS = 256
-MERGED_PAIRS = 4 << 20
+MERGED_PAIRS = 8 << 20
 # and below so many keys for each distance that has a row of its own
 MERGED_KEYS_FOR_A_ROW = 2
 
