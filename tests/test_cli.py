@@ -72,6 +72,9 @@ def test_no_command_is_wrong_use(fault: Callable[..., str]) -> None:
 
 def test_unknown_command_is_wrong_use(fault: Callable[..., str]) -> None:
     assert "No such command" in fault(2, "trane")
+    assert "Missing option '--out'" in fault(2, "train", "numbers")
+    assert "Missing argument 'MODEL'" in fault(2, "translate")
+    assert "'--beams'" in fault(2, "translate", "model", "--beams", "0")
 
 
 def test_unknown_recipe_lists_those_there_are(fault: Callable[..., str], tmp_path: Path) -> None:

@@ -69,7 +69,10 @@ def run(arguments: list[str]) -> int:
             with _named(None):
                 sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except (typer.TyperException, UsageError) as error:
+    except typer.TyperException as error:
+        # str() of it leaves out which option or argument
+        return _fail(error.format_message(), 2)
+    except UsageError as error:
         return _fail(str(error), 2)
     except InputError as error:
         return _fail(str(error), 1)
