@@ -214,7 +214,7 @@ def _add_gradients(
     common = grad_logits.sum(-1) if grad_lse is None else grad_logits.sum(-1) - grad_lse[piece.where]
     grad_logits.addcmul_(weights, common[..., None], value=-1.0)
 
-    _add_table_gradients(problem, piece, tensors[0], grad_logits, weights, grad_out, totals)
+    _add_relative_gradients(problem, piece, tensors[0], grad_logits, weights, grad_out, totals)
     qkv_totals = _totals_by_head(problem, piece, totals)
     _add_near_gradients(problem, piece, tensors, grad_logits, weights, grad_out, qkv_totals)
     rel_v = problem.rows(problem.rel_v, piece)
@@ -250,7 +250,7 @@ def _grad_weights(problem: Problem, piece: Piece, value: Tensor, grad_out: Tenso
     return found
 
 
-def _add_table_gradients(
+def _add_relative_gradients(
     problem: Problem,
     piece: Piece,
     query: Tensor,
@@ -259,6 +259,7 @@ def _add_table_gradients(
     grad_out: Tensor,
     totals: list[Tensor],
 ) -> None:
+    """Add the gradients of both tables, and what that of query gets through rel_k."""
     rel_k = problem.rows(problem.rel_k, piece)
     if rel_k is not None:
         totals[0][piece.where] += grad_logits @ (rel_k * problem.scale)
