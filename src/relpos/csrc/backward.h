@@ -1,0 +1,361 @@
+// Gradients of one head of one sequence: weights are found again from the logits and their log-sum-exp.
+#pragma once
+
+#include "dropout.h"
+#include "forward.h"
+#include "queries.h"
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+// A gradient [rows, columns] to which products are added, kept in S: where it will lie, if it can lie so.
+template <class T, class S>
+class Accumulated {
+  const View& view_;
+  const int64_t b_, h_, count_, columns_;
+  bool in_place_ = false;
+  int64_t row_;
+  S* data_;
+
+ public:
+  // by_head: where to leave it for a later sum over heads, or null
+  Accumulated(const View& view, int64_t b, int64_t h, int64_t count, int64_t columns, S* by_head,
+              Scratch& scratch)
+      : view_(view), b_(b), h_(h), count_(count), columns_(columns), row_(padded_to_vectors<S>(columns)) {
+    if (by_head) {
+      in_place_ = true;
+      data_ = by_head;
+    } else if constexpr (sizeof(T) == sizeof(S)) {
+      if (view.stride[3] == 1 && columns % WIDTH<S> == 0) {
+        in_place_ = true;
+        data_ = reinterpret_cast<S*>(const_cast<T*>(at<T>(view, b, h, 0)));
+        row_ = view.stride[2];
+      }
+    }
+    if (!in_place_) data_ = scratch.take<S>(count * row_);
+    for (int64_t j = 0; j < count; j++)
+      for (int64_t c = 0; c < padded_to_vectors<S>(columns); c++) data_[j * row_ + c] = 0;
+  }
+  Rows<S> rows(int64_t first) const { return {data_ + first * row_, row_}; }
+  void finish() const {
+    if (in_place_) return;
+    for (int64_t j = 0; j < count_; j++) {
+      T* target = const_cast<T*>(at<T>(view_, b_, h_, j));
+      for (int64_t c = 0; c < columns_; c++)
+        target[c * view_.stride[3]] = narrowed<T>(data_[j * row_ + c]);
+    }
+  }
+};
+
+template <class T, class S>
+class Backward {
+  using V = Vec<S>;
+  static constexpr int W = WIDTH<S>;
+
+  const Problem& p;
+  const int64_t head;
+  const int64_t row_k, row_v;     // padded d_k, d_v
+  Accumulated<T, S> grad_key, grad_value;
+  S* grad_rel_k = nullptr;        // [rows reached, padded d_k]
+  S* grad_rel_v = nullptr;
+
+ public:
+  Backward(const Problem& problem, int64_t head_of_all, Scratch& scratch)
+      : p(problem),
+        head(head_of_all),
+        row_k(padded_to_vectors<S>(problem.d_k)),
+        row_v(padded_to_vectors<S>(problem.d_v)),
+        grad_key(problem.grad_key, head / p.heads, head % p.heads, p.keys, p.d_k,
+                 part<S>(p.grad_key_by_head, p.keys * row_k), scratch),
+        grad_value(problem.grad_value, head / p.heads, head % p.heads, p.keys, p.d_v,
+                   part<S>(p.grad_value_by_head, p.keys * row_v), scratch) {
+    grad_rel_k = zeroed(part<S>(p.grad_rel_k_parts, p.rows_reached * row_k), p.rows_reached * row_k);
+    grad_rel_v = zeroed(part<S>(p.grad_rel_v_parts, p.rows_reached * row_v), p.rows_reached * row_v);
+  }
+
+  void run(Scratch& scratch) {
+    for (int64_t block = 0; block < blocks_of(p); block++) {
+      const Scratch::Mark mark = scratch.mark();
+      Block(*this, block, scratch).run();
+      scratch.back_to(mark);
+    }
+    grad_key.finish();
+    grad_value.finish();
+  }
+
+ private:
+  template <class X>
+  X* part(void* parts, int64_t size) const {
+    return parts ? static_cast<X*>(parts) + head * size : nullptr;
+  }
+  static S* zeroed(S* x, int64_t size) {
+    if (x)
+      for (int64_t i = 0; i < size; i++) x[i] = 0;
+    return x;
+  }
+
+  // One block of queries against all its keys.
+  struct Block {
+    Backward& of;
+    const Problem& p;
+    const int64_t row_k, row_v;
+    QueryBlock<T, S> queries;
+    const int rows, vectors;
+    S *weights, *grad_logits;             // [span, LANES] between margins
+    S* factors = nullptr;
+    S *key_rows, *value_rows;
+    S* grad_query;                        // [rows, row_k]
+    S *query_rows, *grad_out_rows;        // [rows, row], the query scaled
+    S* grad_out_t;                        // [d_v, LANES]
+    S lse[LANES], delta[LANES];           // delta: what every logit's gradient has too much
+    S left_v[LANES] = {}, right_v[LANES] = {};  // grad_out . rel_v, first and last row
+    S left_weight[LANES] = {}, right_weight[LANES] = {};
+    S left_grad[LANES] = {}, right_grad[LANES] = {};
+    S *values_by_label = nullptr, *weight_by_label = nullptr, *grad_by_label = nullptr;  // [labels, LANES]
+
+    Block(Backward& backward, int64_t block, Scratch& scratch)
+        : of(backward),
+          p(backward.p),
+          row_k(backward.row_k),
+          row_v(backward.row_v),
+          queries(backward.p, backward.head, block, scratch),
+          rows(queries.rows),
+          vectors(queries.vectors) {
+      weights = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
+      grad_logits = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
+      if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
+      key_rows = scratch.take<S>(CHUNK * row_k);
+      value_rows = scratch.take<S>(CHUNK * row_v);
+      grad_query = zeroed(scratch.take<S>(LANES * row_k), LANES * row_k);
+      query_rows = copied(p.query, p.d_k, S(p.scale), scratch);
+      grad_out_rows = copied(p.grad_out, p.d_v, S(1), scratch);
+      grad_out_t = scratch.take<S>(p.d_v * LANES);
+      queries.transposed(p.grad_out, queries.first, p.d_v, S(1), grad_out_t);
+      find_delta();
+      if (p.rel_v && !p.relations.data)
+        queries.far_rows(p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, left_v, right_v);
+      if (p.relations.data) {
+        if (p.rel_v) {
+          values_by_label = scratch.take<S>(p.labels * LANES);
+          product<S>({queries.table(p.rel_v, p.rel_v_head), p.rel_v_row, 1}, {grad_out_t, LANES},
+                     {nullptr, 0}, {values_by_label, LANES}, p.d_v, p.labels, vectors);
+          weight_by_label = zeroed(scratch.take<S>(p.labels * LANES), p.labels * LANES);
+        }
+        if (p.rel_k) grad_by_label = zeroed(scratch.take<S>(p.labels * LANES), p.labels * LANES);
+      }
+    }
+
+    void run() {
+      queries.for_spans(0, p.keys, [this](const Span& span) { add(span); });
+      add_tables();
+      for (int i = 0; i < rows; i++) {
+        T* target = const_cast<T*>(at<T>(p.grad_query, queries.b, queries.h, queries.first + i));
+        for (int64_t c = 0; c < p.d_k; c++)
+          target[c * p.grad_query.stride[3]] = narrowed<T>(grad_query[i * row_k + c] * S(p.scale));
+      }
+    }
+
+    S* copied(const View& x, int64_t columns, S factor, Scratch& scratch) const {
+      const int64_t row = padded_to_vectors<S>(columns);
+      S* copy = scratch.take<S>(LANES * row);
+      for (int i = 0; i < rows; i++) {
+        const T* source = at<T>(x, queries.b, queries.h, queries.first + i);
+        for (int64_t c = 0; c < columns; c++) copy[i * row + c] = widened(source[c * x.stride[3]]) * factor;
+        for (int64_t c = columns; c < row; c++) copy[i * row + c] = 0;
+      }
+      return copy;
+    }
+
+    void find_delta() {
+      const int64_t before = (queries.b * p.heads + queries.h) * p.queries + queries.first;
+      const S* all_lse = static_cast<const S*>(p.lse) + before;
+      const S* grad_lse = p.grad_lse ? static_cast<const S*>(p.grad_lse) + before : nullptr;
+      for (int i = 0; i < LANES; i++) {
+        // a lane without a query, or a query without a key, has no weights
+        lse[i] = i < rows && all_lse[i] != -S(INFINITY) ? all_lse[i] : S(INFINITY);
+        delta[i] = 0;
+      }
+      for (int i = 0; i < rows; i++) {
+        const T* out = at<T>(p.out, queries.b, queries.h, queries.first + i);
+        V sums = V{};
+        const S* grad = grad_out_rows + i * row_v;
+        int64_t c = 0;
+        if constexpr (sizeof(T) == sizeof(S))
+          for (; c + W <= p.d_v; c += W) sums += load(grad + c) * load(reinterpret_cast<const S*>(out) + c);
+        S sum = 0;
+        for (int w = 0; w < W; w++) sum += sums[w];
+        for (; c < p.d_v; c++) sum += grad[c] * widened(out[c]);
+        delta[i] = grad_lse ? sum - grad_lse[i] : sum;
+      }
+    }
+
+    void add(const Span& span) {
+      queries.logits(span, weights);
+      Rows<const S> values =
+          rows_of<T, S>(p.value, queries.b, queries.kv, span.first, span.count, p.d_v, false, value_rows);
+      Rows<const S> init{nullptr, 0};
+      if (span.region == Region::left)
+        init = {left_v, 0};
+      else if (span.region == Region::right)
+        init = {right_v, 0};
+      else if (span.region == Region::zone && p.rel_v) {
+        queries.in_zone(span, p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, left_v, right_v,
+                        grad_logits);
+        init = {grad_logits, LANES};
+      }
+      product<S>({values.data, values.row, 1}, {grad_out_t, LANES}, init, {grad_logits, LANES}, p.d_v,
+                 span.count, vectors);
+      if (values_by_label) queries.add_by_label(span, values_by_label, grad_logits);
+      differentiate(span);
+
+      const int64_t first = span.first;
+      add_product<S>({weights, LANES, 1}, {grad_out_rows, row_v}, of.grad_value.rows(first), rows, span.count,
+                     row_v / W);
+      add_product<S>({grad_logits, LANES, 1}, {query_rows, row_k}, of.grad_key.rows(first), rows, span.count,
+                     row_k / W);
+      Rows<const S> keys =
+          rows_of<T, S>(p.key, queries.b, queries.kv, first, span.count, p.d_k, true, key_rows);
+      add_product<S>({grad_logits, 1, LANES}, keys, {grad_query, row_k}, span.count, rows, row_k / W);
+      if (span.region == Region::labelled) {
+        if (p.rel_k) queries.sum_by_label(span, grad_logits, grad_by_label);
+        if (p.rel_v) queries.sum_by_label(span, weights, weight_by_label);
+      } else {
+        add_relative(span);
+      }
+    }
+
+    // logits and gradients of weights to weights and gradients of logits
+    void differentiate(const Span& span) {
+      if (factors)
+        dropout_factors<S>(factors, LANES, span.first, span.count, queries.first, vectors * W, of.head,
+                           p.dropout_p, p.seed);
+      for (int v = 0; v < vectors; v++) {
+        const V of_query = load(lse + v * W), too_much = load(delta + v * W);
+        for (int64_t j = 0; j < span.count; j++) {
+          S* weight = weights + j * LANES + v * W;
+          S* grad = grad_logits + j * LANES + v * W;
+          const V softmax = exponential(load(weight) - of_query);
+          if (factors) {
+            const V factor = load(factors + j * LANES + v * W);
+            store(weight, softmax * factor);
+            store(grad, softmax * (load(grad) * factor - too_much));
+          } else {
+            store(weight, softmax);
+            store(grad, softmax * (load(grad) - too_much));
+          }
+        }
+      }
+    }
+
+    void add_relative(const Span& span) {
+      if (p.rel_k) queries.add_far(span, grad_logits, left_grad, right_grad);
+      if (p.rel_v) queries.add_far(span, weights, left_weight, right_weight);
+      const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
+      if (count == 0) return;
+      const int64_t row = queries.first_distance(span) + p.left;
+      if (p.rel_k) {
+        queries.clear_margins(span, grad_logits);
+        add_product<S>(queries.by_query_and_distance(span, grad_logits),
+                       {queries.table(p.rel_k, p.rel_k_head) + row * p.rel_k_row, p.rel_k_row},
+                       {grad_query, row_k}, count, rows, row_k / W);
+        add_to_table(of.grad_rel_k, row, row_k, queries.by_distance_and_query(span, grad_logits), query_rows,
+                     count);
+      }
+      if (p.rel_v) {
+        queries.clear_margins(span, weights);
+        add_to_table(of.grad_rel_v, row, row_v, queries.by_distance_and_query(span, weights), grad_out_rows,
+                     count);
+      }
+    }
+
+    // what is known only when all keys have gone by
+    void add_tables() {
+      if (p.relations.data) {
+        if (p.rel_k) {
+          add_product<S>({grad_by_label, 1, LANES}, {queries.table(p.rel_k, p.rel_k_head), p.rel_k_row},
+                         {grad_query, row_k}, p.labels, rows, row_k / W);
+          add_to_table(of.grad_rel_k, 0, row_k, {grad_by_label, LANES, 1}, query_rows, p.labels);
+        }
+        if (p.rel_v) add_to_table(of.grad_rel_v, 0, row_v, {weight_by_label, LANES, 1}, grad_out_rows, p.labels);
+        return;
+      }
+      const int64_t last = p.labels - 1;
+      if (p.rel_k) {
+        const S* rel_k = queries.table(p.rel_k, p.rel_k_head);
+        add_product<S>({left_grad, 1, LANES}, {rel_k, p.rel_k_row}, {grad_query, row_k}, 1, rows, row_k / W);
+        add_product<S>({right_grad, 1, LANES}, {rel_k + last * p.rel_k_row, p.rel_k_row}, {grad_query, row_k},
+                       1, rows, row_k / W);
+        add_to_table(of.grad_rel_k, 0, row_k, {left_grad, LANES, 1}, query_rows, 1);
+        add_to_table(of.grad_rel_k, last, row_k, {right_grad, LANES, 1}, query_rows, 1);
+      }
+      if (p.rel_v) {
+        add_to_table(of.grad_rel_v, 0, row_v, {left_weight, LANES, 1}, grad_out_rows, 1);
+        add_to_table(of.grad_rel_v, last, row_v, {right_weight, LANES, 1}, grad_out_rows, 1);
+      }
+    }
+
+    // the table's rows from `first` on += x [row, query] times y [query, columns]; rows that no pair of the
+    // whole call uses have no place and nothing to add
+    void add_to_table(S* table, int64_t first, int64_t row, Scalars<S> x, const S* y, int64_t count) {
+      const int64_t begin = larger_of(first, p.first_row);
+      const int64_t end = smaller_of(first + count, p.first_row + p.rows_reached);
+      if (begin >= end) return;
+      x.data += (begin - first) * x.row;
+      add_product<S>(x, {y, row}, {table + (begin - p.first_row) * row, row}, rows, end - begin, row / W);
+    }
+  };
+};
+
+template <class T, class S>
+void backward(const Problem& p, int64_t head) {
+  Scratch& scratch = Scratch::of_this_thread();
+  Backward<T, S>(p, head, scratch).run(scratch);
+}
+
+// Gradients of a key head that several query heads share, from the part of each, in their order.
+template <class T, class S>
+void sum_heads(const View& grad, const void* parts, int64_t b, int64_t kv, int64_t group, const Problem& p,
+               int64_t columns) {
+  const int64_t row = padded_to_vectors<S>(columns), size = p.keys * row;
+  const S* first = static_cast<const S*>(parts) + (b * p.heads + kv * group) * size;
+  for (int64_t j = 0; j < p.keys; j++) {
+    T* target = const_cast<T*>(at<T>(grad, b, kv, j));
+    for (int64_t c = 0; c < columns; c++) {
+      S sum = 0;
+      for (int64_t g = 0; g < group; g++) sum += first[g * size + j * row + c];
+      target[c * grad.stride[3]] = narrowed<T>(sum);
+    }
+  }
+}
+
+template <class T, class S>
+void sum_shared_heads(const Problem& p, int64_t head) {
+  const int64_t b = head / p.kv_heads, kv = head % p.kv_heads, group = p.heads / p.kv_heads;
+  sum_heads<T, S>(p.grad_key, p.grad_key_by_head, b, kv, group, p, p.d_k);
+  sum_heads<T, S>(p.grad_value, p.grad_value_by_head, b, kv, group, p, p.d_v);
+}
+
+// One row of a table's gradient from the parts of every head and sequence, in their order.
+template <class S>
+void sum_table(const Problem& p, const void* parts, void* table, bool by_head, int64_t columns, int64_t row) {
+  if (!parts) return;
+  const int64_t padded = padded_to_vectors<S>(columns), size = p.rows_reached * padded;
+  for (int64_t h = 0; h < (by_head ? p.heads : 1); h++) {
+    S* target = static_cast<S*>(table) + (h * p.labels + p.first_row + row) * columns;
+    for (int64_t c = 0; c < columns; c++) {
+      double sum = 0;
+      for (int64_t part = h; part < p.batch * p.heads; part += by_head ? p.heads : 1)
+        sum += static_cast<const S*>(parts)[part * size + row * padded + c];
+      target[c] = S(sum);
+    }
+  }
+}
+
+template <class S>
+void sum_tables(const Problem& p, int64_t row) {
+  sum_table<S>(p, p.grad_rel_k_parts, p.grad_rel_k, p.rel_k_head != 0, p.d_k, row);
+  sum_table<S>(p, p.grad_rel_v_parts, p.grad_rel_v, p.rel_v_head != 0, p.d_v, row);
+}
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

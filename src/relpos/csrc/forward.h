@@ -1,0 +1,214 @@
+// Attention of one block of queries: softmax as the keys go by, weights summed for each row of the values' table.
+#pragma once
+
+#include "dropout.h"
+#include "queries.h"
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+// Few queries against many keys: the keys are cut, so that there is work for every thread. The cut depends on
+// one sequence's sizes alone.
+constexpr int64_t KEYS_OF_SPLIT = 2048;
+
+inline int64_t blocks_of(const Problem& p) { return (p.queries + LANES - 1) / LANES; }
+inline int64_t splits_of(const Problem& p) {
+  if (p.queries > LANES || p.keys <= KEYS_OF_SPLIT) return 1;
+  return (p.keys + KEYS_OF_SPLIT - 1) / KEYS_OF_SPLIT;
+}
+
+// Running sums of one block: outputs [rows, padded d_v] not yet divided, maxima and sums of weights [LANES].
+template <class S>
+struct Sums {
+  S* out;
+  S* most;
+  S* weight;
+  static int64_t size(const Problem& p) { return LANES * padded_to_vectors<S>(p.d_v) + 2 * LANES; }
+  Sums(const Problem& p, S* memory)
+      : out(memory + 2 * LANES), most(memory), weight(memory + LANES) {
+    for (int64_t i = 0; i < LANES; i++) {
+      most[i] = -S(INFINITY);
+      weight[i] = 0;
+    }
+    for (int64_t i = 0; i < LANES * padded_to_vectors<S>(p.d_v); i++) out[i] = 0;
+  }
+  struct Stored {};
+  Sums(S* memory, Stored) : out(memory + 2 * LANES), most(memory), weight(memory + LANES) {}
+};
+
+template <class T, class S>
+void write_out(const Problem& p, int64_t b, int64_t h, int64_t first, int rows, const Sums<S>& sums) {
+  const int64_t out_row = padded_to_vectors<S>(p.d_v);
+  S* lse = static_cast<S*>(p.lse) + (b * p.heads + h) * p.queries + first;
+  for (int i = 0; i < rows; i++) {
+    const S weight = sums.weight[i];
+    lse[i] = weight == 0 ? -S(INFINITY) : sums.most[i] + std::log(weight);
+    const S inverse = weight == 0 ? S(0) : 1 / weight;
+    const S* source = sums.out + i * out_row;
+    T* target = const_cast<T*>(at<T>(p.out, b, h, first + i));
+    for (int64_t c = 0; c < p.d_v; c++) target[c] = narrowed<T>(source[c] * inverse);
+  }
+}
+
+template <class T, class S>
+class Forward {
+  using V = Vec<S>;
+  static constexpr int W = WIDTH<S>;
+
+  const Problem& p;
+  QueryBlock<T, S> queries;
+  Sums<S> sums;
+  const int64_t out_row;
+  S* weights;               // [span, LANES] between margins
+  S* factors = nullptr;     // of dropout, [span, LANES]
+  S* value_rows;
+  S* by_label = nullptr;    // [labels, LANES]
+  S far_left[LANES] = {}, far_right[LANES] = {};
+  S shrink[LANES];
+
+ public:
+  Forward(const Problem& problem, int64_t head, int64_t block, S* memory, Scratch& scratch)
+      : p(problem),
+        queries(problem, head, block, scratch),
+        sums(problem, memory ? memory : scratch.take<S>(Sums<S>::size(problem))),
+        out_row(padded_to_vectors<S>(problem.d_v)) {
+    weights = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
+    value_rows = scratch.take<S>(CHUNK * out_row);
+    if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
+    if (p.relations.data && p.rel_v) {
+      by_label = scratch.take<S>(p.labels * LANES);
+      for (int64_t i = 0; i < p.labels * LANES; i++) by_label[i] = 0;
+    }
+  }
+
+  void attend(int64_t begin, int64_t end) {
+    queries.for_spans(begin, end, [this](const Span& span) { add(span); });
+    if (!p.rel_v) return;
+    const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
+    if (by_label)
+      return add_rows({by_label, 1, LANES}, rel_v, p.labels);
+    add_rows({far_left, 1, LANES}, rel_v, 1);
+    add_rows({far_right, 1, LANES}, rel_v + (p.labels - 1) * p.rel_v_row, 1);
+  }
+
+  void write() const { write_out<T, S>(p, queries.b, queries.h, queries.first, queries.rows, sums); }
+
+ private:
+  // sums.out += weights [query, n] times n rows
+  void add_rows(Scalars<S> of_query, const S* rows, int64_t n) {
+    add_product<S>(of_query, {rows, p.rel_v_row}, {sums.out, out_row}, n, queries.rows, out_row / W);
+  }
+
+  void add(const Span& span) {
+    queries.logits(span, weights);
+    soften(span);
+    if (factors) drop(span);
+    if (p.rel_v) add_relative(span);
+    Rows<const S> values =
+        rows_of<T, S>(p.value, queries.b, queries.kv, span.first, span.count, p.d_v, true, value_rows);
+    add_product<S>({weights, 1, LANES}, values, {sums.out, out_row}, span.count, queries.rows, out_row / W);
+  }
+
+  // logits to weights relative to the largest so far; what was summed before shrinks to the same measure
+  void soften(const Span& span) {
+    for (int v = 0; v < queries.vectors; v++) {
+      S* column = weights + v * W;
+      const V before = load(sums.most + v * W);
+      V most = before, other = before;
+      int64_t j = 0;
+      for (; j + 1 < span.count; j += 2) {
+        most = larger<S>(most, load(column + j * LANES));
+        other = larger<S>(other, load(column + (j + 1) * LANES));
+      }
+      if (j < span.count) most = larger<S>(most, load(column + j * LANES));
+      most = larger<S>(most, other);
+      // where every logit is -inf any other measure will do
+      const V measure = most == -S(INFINITY) ? V{} : most;
+      const V factor = exponential(before - measure);
+      V sum = V{};
+      for (j = 0; j < span.count; j++) {
+        V weight = exponential(load(column + j * LANES) - measure);
+        store(column + j * LANES, weight);
+        sum += weight;
+      }
+      store(sums.weight + v * W, load(sums.weight + v * W) * factor + sum);
+      store(sums.most + v * W, most);
+      store(shrink + v * W, factor);
+      store(far_left + v * W, load(far_left + v * W) * factor);
+      store(far_right + v * W, load(far_right + v * W) * factor);
+      if (by_label)
+        for (int64_t l = 0; l < p.labels; l++) {
+          S* sum_of_label = by_label + l * LANES + v * W;
+          store(sum_of_label, load(sum_of_label) * factor);
+        }
+    }
+    for (int i = 0; i < queries.rows; i++) {
+      if (shrink[i] == 1) continue;
+      S* out = sums.out + i * out_row;
+      for (int64_t c = 0; c < out_row; c += W) store(out + c, load(out + c) * shrink[i]);
+    }
+  }
+
+  void drop(const Span& span) {
+    dropout_factors<S>(factors, LANES, span.first, span.count, queries.first, queries.vectors * W,
+                       queries.b * p.heads + queries.h, p.dropout_p, p.seed);
+    for (int64_t j = 0; j < span.count; j++)
+      for (int v = 0; v < queries.vectors; v++) {
+        S* x = weights + j * LANES + v * W;
+        store(x, load(x) * load(factors + j * LANES + v * W));
+      }
+  }
+
+  void add_relative(const Span& span) {
+    if (span.region == Region::labelled) return queries.sum_by_label(span, weights, by_label);
+    queries.add_far(span, weights, far_left, far_right);
+    const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
+    if (count == 0) return;
+    queries.clear_margins(span, weights);
+    const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
+    add_rows(queries.by_query_and_distance(span, weights),
+             rel_v + (queries.first_distance(span) + p.left) * p.rel_v_row, count);
+  }
+};
+
+template <class T, class S>
+void forward(const Problem& p, int64_t task) {
+  Scratch& scratch = Scratch::of_this_thread();
+  const int64_t splits = splits_of(p), blocks = blocks_of(p);
+  if (splits == 1) {
+    Forward<T, S> attention(p, task / blocks, task % blocks, nullptr, scratch);
+    attention.attend(0, p.keys);
+    attention.write();
+  } else {
+    S* memory = static_cast<S*>(p.partial) + task * Sums<S>::size(p);
+    const int64_t begin = task % splits * KEYS_OF_SPLIT;
+    Forward<T, S> attention(p, task / splits, 0, memory, scratch);
+    attention.attend(begin, smaller_of(begin + KEYS_OF_SPLIT, p.keys));
+  }
+}
+
+// One softmax out of those over each range of keys, in their order.
+template <class T, class S>
+void merge_splits(const Problem& p, int64_t head) {
+  const int64_t splits = splits_of(p), size = Sums<S>::size(p), out_row = padded_to_vectors<S>(p.d_v);
+  S* memory = static_cast<S*>(p.partial) + head * splits * size;
+  Sums<S> merged(memory, typename Sums<S>::Stored{});
+  for (int64_t split = 1; split < splits; split++) {
+    const Sums<S> part(memory + split * size, typename Sums<S>::Stored{});
+    for (int64_t i = 0; i < p.queries; i++) {
+      if (part.most[i] == -S(INFINITY)) continue;
+      const S most = merged.most[i] > part.most[i] ? merged.most[i] : part.most[i];
+      const S of_merged = std::exp(merged.most[i] - most), of_part = std::exp(part.most[i] - most);
+      merged.weight[i] = merged.weight[i] * of_merged + part.weight[i] * of_part;
+      merged.most[i] = most;
+      for (int64_t c = 0; c < out_row; c++) {
+        S& x = merged.out[i * out_row + c];
+        x = x * of_merged + part.out[i * out_row + c] * of_part;
+      }
+    }
+  }
+  write_out<T, S>(p, head / p.heads, head % p.heads, 0, int(p.queries), merged);
+}
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

@@ -1,0 +1,201 @@
+// Vectors of numbers by the compiler's own vector types: one source for every instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64;
+constexpr int REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int VECTOR_BYTES = 32;
+constexpr int REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int VECTOR_BYTES = 16;
+constexpr int REGISTERS = 32;
+#else
+constexpr int VECTOR_BYTES = 16;
+constexpr int REGISTERS = 16;
+#endif
+
+template <class S>
+struct IntOf;
+template <>
+struct IntOf<float> {
+  using type = int32_t;
+};
+template <>
+struct IntOf<double> {
+  using type = int64_t;
+};
+
+// the element types stand outside the templates: gcc drops attributes on dependent types otherwise
+template <class S>
+struct Vectors;
+template <>
+struct Vectors<float> {
+  typedef float Vec __attribute__((vector_size(VECTOR_BYTES)));
+  typedef float Loose __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+  typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <>
+struct Vectors<double> {
+  typedef double Vec __attribute__((vector_size(VECTOR_BYTES)));
+  typedef double Loose __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+  typedef int64_t Ints __attribute__((vector_size(VECTOR_BYTES)));
+};
+
+template <class S>
+using Vec = typename Vectors<S>::Vec;
+template <class S>
+using Ints = typename Vectors<S>::Ints;
+
+template <class S>
+constexpr int WIDTH = VECTOR_BYTES / int(sizeof(S));
+
+template <class S>
+inline Vec<S> load(const S* from) {
+  return *reinterpret_cast<const typename Vectors<S>::Loose*>(from);
+}
+
+template <class S>
+inline void store(S* to, Vec<S> x) {
+  *reinterpret_cast<typename Vectors<S>::Loose*>(to) = x;
+}
+
+template <class S>
+inline Vec<S> all(S x) {
+  return Vec<S>{} + x;
+}
+
+// x where it is larger or not a number
+template <class S>
+inline Vec<S> larger(Vec<S> x, Vec<S> y) {
+  return y > x ? y : x;
+}
+
+template <class S>
+inline Ints<S> count_up() {
+  Ints<S> lanes;
+  for (int i = 0; i < WIDTH<S>; i++) lanes[i] = i;
+  return lanes;
+}
+
+template <class To, class From>
+inline To bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To y;
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+// exp(x) within two units in the last place; 0 below the smallest normal number; not a number stays so.
+// Cephes' method: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial for exp(r), n into the exponent.
+inline Vec<float> exponential(Vec<float> x) {
+  using V = Vec<float>;
+  const V lowest = all(-87.3365402f), highest = all(88.37f), shift = all(12582912.0f);  // 1.5 * 2^23
+  V bounded = x < lowest ? lowest : x;
+  bounded = bounded > highest ? highest : bounded;
+  V shifted = bounded * 1.44269504f + shift;
+  V n = shifted - shift;
+  V r = bounded - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  V y = all(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + r + 1.0f;
+  Ints<float> exponent = bits_as<Ints<float>>(shifted) << 23;
+  V scaled = bits_as<V>(bits_as<Ints<float>>(y) + exponent);
+  // adding to the bits of a number that is none could make it one
+  return x < lowest ? V{} : (y == y ? scaled : y);
+}
+
+inline Vec<double> exponential(Vec<double> x) {
+  using V = Vec<double>;
+  const V lowest = all(-708.0), highest = all(709.0), shift = all(6755399441055744.0);  // 1.5 * 2^52
+  V bounded = x < lowest ? lowest : x;
+  bounded = bounded > highest ? highest : bounded;
+  V shifted = bounded * 1.4426950408889634 + shift;
+  V n = shifted - shift;
+  V r = bounded - n * 6.93145751953125e-1;
+  r = r - n * 1.42860682030941723212e-6;
+  // the series to r^13: its rest is below 5e-18
+  V y = all(1.0 / 6227020800.0);
+  y = y * r + 1.0 / 479001600.0;
+  y = y * r + 1.0 / 39916800.0;
+  y = y * r + 1.0 / 3628800.0;
+  y = y * r + 1.0 / 362880.0;
+  y = y * r + 1.0 / 40320.0;
+  y = y * r + 1.0 / 5040.0;
+  y = y * r + 1.0 / 720.0;
+  y = y * r + 1.0 / 120.0;
+  y = y * r + 1.0 / 24.0;
+  y = y * r + 1.0 / 6.0;
+  y = y * r + 0.5;
+  y = y * (r * r) + r + 1.0;
+  Ints<double> exponent = bits_as<Ints<double>>(shifted) << 52;
+  V scaled = bits_as<V>(bits_as<Ints<double>>(y) + exponent);
+  return x < lowest ? V{} : (y == y ? scaled : y);
+}
+
+// 16-bit floating point as bits, since not every compiler has the types
+struct bfloat16 {
+  uint16_t bits;
+};
+struct float16 {
+  uint16_t bits;
+};
+
+inline float widened(float x) { return x; }
+inline double widened(double x) { return x; }
+inline float widened(bfloat16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
+inline float widened(float16 x) {
+  uint32_t size = uint32_t(x.bits & 0x7fff) << 13;
+  // 2^112 moves the bias of the exponent; subnormal numbers come out right as well
+  float y = bits_as<float>(size) * 5.192296858534828e33f;
+  uint32_t of_special = size | 0x7f800000, of_finite = bits_as<uint32_t>(y);
+  uint32_t bits = (x.bits & 0x7c00) == 0x7c00 ? of_special : of_finite;
+  return bits_as<float>(bits | uint32_t(x.bits & 0x8000) << 16);
+}
+
+template <class T>
+inline T narrowed(float x);
+template <class T>
+inline T narrowed(double x);
+template <>
+inline float narrowed(float x) {
+  return x;
+}
+template <>
+inline double narrowed(double x) {
+  return x;
+}
+template <>
+inline bfloat16 narrowed(float x) {
+  uint32_t bits = bits_as<uint32_t>(x);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return {uint16_t(x == x ? rounded : 0x7fc0)};
+}
+template <>
+inline float16 narrowed(float x) {
+  uint32_t bits = bits_as<uint32_t>(x), sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
+  uint32_t half;
+  if (size >= 0x47800000) {  // 65,536 and more
+    half = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+  } else if (size < 0x38800000) {  // less than 2^-14: adding 0.5 puts the rounded bits last
+    half = bits_as<uint32_t>(bits_as<float>(size) + 0.5f) - 0x3f000000;
+  } else {
+    half = (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
+  }
+  return {uint16_t(half | sign)};
+}
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos
