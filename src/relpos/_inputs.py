@@ -435,7 +435,8 @@ def _check_labels(relations: Tensor, num_labels: int | None) -> None:
     """Refuse labels that no row has; where they cannot be looked at, the device does it later."""
     highest = "" if num_labels is None else f" and at most {num_labels - 1}, the last row of the tables"
     rule = f"relations must be at least -1, which is no relation,{highest}"
-    is_wrong = relations < -1
+    # -1 would wrap in a dtype without a sign
+    is_wrong = relations < (-1 if relations.dtype.is_signed else 0)
     if num_labels is not None:
         # as int64, since there may be more rows than the dtype of relations can count
         is_wrong = is_wrong | (relations.long() >= num_labels)

@@ -33,17 +33,29 @@ class Accumulated {
       }
     }
     if (!in_place_) data_ = scratch.take<S>(count * row_);
-    for (int64_t j = 0; j < count; j++)
-      for (int64_t c = 0; c < padded_to_vectors<S>(columns); c++) data_[j * row_ + c] = 0;
   }
-  Rows<S> rows(int64_t first) const { return {data_ + first * row_, row_}; }
+  // the first products are written to rows [begin, end) and all later ones added; other rows begin with zeros
+  void begin_with(int64_t begin, int64_t end) const {
+    clear(0, begin);
+    clear(end, count_);
+  }
+  void add(Scalars<S> a, Rows<const S> b, int64_t depth, const Span& span, bool is_first) const {
+    Rows<S> target{data_ + span.first * row_, row_};
+    product<S>(a, b, {is_first ? nullptr : target.data, row_}, target, depth, span.count,
+               padded_to_vectors<S>(columns_) / WIDTH<S>);
+  }
   void finish() const {
     if (in_place_) return;
     for (int64_t j = 0; j < count_; j++) {
       T* target = const_cast<T*>(at<T>(view_, b_, h_, j));
-      for (int64_t c = 0; c < columns_; c++)
-        target[c * view_.stride[3]] = narrowed<T>(data_[j * row_ + c]);
+      write_row(data_ + j * row_, columns_, S(1), target, view_.stride[3]);
     }
+  }
+
+ private:
+  void clear(int64_t begin, int64_t end) const {
+    for (int64_t j = begin; j < end; j++)
+      for (int64_t c = 0; c < padded_to_vectors<S>(columns_); c++) data_[j * row_ + c] = 0;
   }
 };
 
@@ -76,7 +88,7 @@ class Backward {
   void run(Scratch& scratch) {
     for (int64_t block = 0; block < blocks_of(p); block++) {
       const Scratch::Mark mark = scratch.mark();
-      Block(*this, block, scratch).run();
+      Block(*this, block, scratch).run(block == 0);
       scratch.back_to(mark);
     }
     grad_key.finish();
@@ -108,10 +120,9 @@ class Backward {
     S *query_rows, *grad_out_rows;        // [rows, row], the query scaled
     S* grad_out_t;                        // [d_v, LANES]
     S lse[LANES], delta[LANES];           // delta: what every logit's gradient has too much
-    S left_v[LANES] = {}, right_v[LANES] = {};  // grad_out . rel_v, first and last row
-    S left_weight[LANES] = {}, right_weight[LANES] = {};
-    S left_grad[LANES] = {}, right_grad[LANES] = {};
-    S *values_by_label = nullptr, *weight_by_label = nullptr, *grad_by_label = nullptr;  // [labels, LANES]
+    S far_v[2 * LANES] = {};              // grad_out . rel_v, first row and last
+    S far_weight[2 * LANES] = {}, far_grad[2 * LANES] = {};  // sums for those rows
+    S *values_by_label = nullptr, *weight_by_label = nullptr, *grad_by_label = nullptr;  // [labels + 1, LANES]
 
     Block(Backward& backward, int64_t block, Scratch& scratch)
         : of(backward),
@@ -121,6 +132,8 @@ class Backward {
           queries(backward.p, backward.head, block, scratch),
           rows(queries.rows),
           vectors(queries.vectors) {
+      prefetch_rows<T>(p.grad_out, queries.b, queries.h, queries.first, rows, p.d_v);
+      prefetch_rows<T>(p.out, queries.b, queries.h, queries.first, rows, p.d_v);
       weights = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
       grad_logits = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
       if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
@@ -130,28 +143,31 @@ class Backward {
       query_rows = copied(p.query, p.d_k, S(p.scale), scratch);
       grad_out_rows = copied(p.grad_out, p.d_v, S(1), scratch);
       grad_out_t = scratch.take<S>(p.d_v * LANES);
-      queries.transposed(p.grad_out, queries.first, p.d_v, S(1), grad_out_t);
+      queries.template transposed<T>(p.grad_out, 0, p.d_v, S(1), grad_out_t);
       find_delta();
       if (p.rel_v && !p.relations.data)
-        queries.far_rows(p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, left_v, right_v);
+        queries.far_rows(p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, far_v);
       if (p.relations.data) {
         if (p.rel_v) {
-          values_by_label = scratch.take<S>(p.labels * LANES);
+          values_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
           product<S>({queries.table(p.rel_v, p.rel_v_head), p.rel_v_row, 1}, {grad_out_t, LANES},
                      {nullptr, 0}, {values_by_label, LANES}, p.d_v, p.labels, vectors);
-          weight_by_label = zeroed(scratch.take<S>(p.labels * LANES), p.labels * LANES);
+          weight_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
         }
-        if (p.rel_k) grad_by_label = zeroed(scratch.take<S>(p.labels * LANES), p.labels * LANES);
+        if (p.rel_k) grad_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
       }
     }
 
-    void run() {
-      queries.for_spans(0, p.keys, [this](const Span& span) { add(span); });
+    void run(bool is_first) {
+      if (is_first) {
+        of.grad_key.begin_with(queries.key_begin, queries.key_end);
+        of.grad_value.begin_with(queries.key_begin, queries.key_end);
+      }
+      queries.for_spans(0, p.keys, [&](const Span& span) { add(span, is_first); });
       add_tables();
       for (int i = 0; i < rows; i++) {
         T* target = const_cast<T*>(at<T>(p.grad_query, queries.b, queries.h, queries.first + i));
-        for (int64_t c = 0; c < p.d_k; c++)
-          target[c * p.grad_query.stride[3]] = narrowed<T>(grad_query[i * row_k + c] * S(p.scale));
+        write_row(grad_query + i * row_k, p.d_k, S(p.scale), target, p.grad_query.stride[3]);
       }
     }
 
@@ -160,8 +176,7 @@ class Backward {
       S* copy = scratch.take<S>(LANES * row);
       for (int i = 0; i < rows; i++) {
         const T* source = at<T>(x, queries.b, queries.h, queries.first + i);
-        for (int64_t c = 0; c < columns; c++) copy[i * row + c] = widened(source[c * x.stride[3]]) * factor;
-        for (int64_t c = columns; c < row; c++) copy[i * row + c] = 0;
+        copy_row(source, x.stride[3], columns, factor, copy + i * row);
       }
       return copy;
     }
@@ -189,18 +204,17 @@ class Backward {
       }
     }
 
-    void add(const Span& span) {
+    void add(const Span& span, bool is_first) {
       queries.logits(span, weights);
       Rows<const S> values =
           rows_of<T, S>(p.value, queries.b, queries.kv, span.first, span.count, p.d_v, false, value_rows);
       Rows<const S> init{nullptr, 0};
       if (span.region == Region::left)
-        init = {left_v, 0};
+        init = {far_v, 0};
       else if (span.region == Region::right)
-        init = {right_v, 0};
+        init = {far_v + LANES, 0};
       else if (span.region == Region::zone && p.rel_v) {
-        queries.in_zone(span, p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, left_v, right_v,
-                        grad_logits);
+        queries.in_zone(span, p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, far_v, grad_logits);
         init = {grad_logits, LANES};
       }
       product<S>({values.data, values.row, 1}, {grad_out_t, LANES}, init, {grad_logits, LANES}, p.d_v,
@@ -208,13 +222,10 @@ class Backward {
       if (values_by_label) queries.add_by_label(span, values_by_label, grad_logits);
       differentiate(span);
 
-      const int64_t first = span.first;
-      add_product<S>({weights, LANES, 1}, {grad_out_rows, row_v}, of.grad_value.rows(first), rows, span.count,
-                     row_v / W);
-      add_product<S>({grad_logits, LANES, 1}, {query_rows, row_k}, of.grad_key.rows(first), rows, span.count,
-                     row_k / W);
+      of.grad_value.add({weights, LANES, 1}, {grad_out_rows, row_v}, rows, span, is_first);
+      of.grad_key.add({grad_logits, LANES, 1}, {query_rows, row_k}, rows, span, is_first);
       Rows<const S> keys =
-          rows_of<T, S>(p.key, queries.b, queries.kv, first, span.count, p.d_k, true, key_rows);
+          rows_of<T, S>(p.key, queries.b, queries.kv, span.first, span.count, p.d_k, true, key_rows);
       add_product<S>({grad_logits, 1, LANES}, keys, {grad_query, row_k}, span.count, rows, row_k / W);
       if (span.region == Region::labelled) {
         if (p.rel_k) queries.sum_by_label(span, grad_logits, grad_by_label);
@@ -248,8 +259,8 @@ class Backward {
     }
 
     void add_relative(const Span& span) {
-      if (p.rel_k) queries.add_far(span, grad_logits, left_grad, right_grad);
-      if (p.rel_v) queries.add_far(span, weights, left_weight, right_weight);
+      if (p.rel_k) queries.add_far(span, grad_logits, far_grad);
+      if (p.rel_v) queries.add_far(span, weights, far_weight);
       const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
       if (count == 0) return;
       const int64_t row = queries.first_distance(span) + p.left;
@@ -279,19 +290,17 @@ class Backward {
         if (p.rel_v) add_to_table(of.grad_rel_v, 0, row_v, {weight_by_label, LANES, 1}, grad_out_rows, p.labels);
         return;
       }
-      const int64_t last = p.labels - 1;
       if (p.rel_k) {
-        const S* rel_k = queries.table(p.rel_k, p.rel_k_head);
-        add_product<S>({left_grad, 1, LANES}, {rel_k, p.rel_k_row}, {grad_query, row_k}, 1, rows, row_k / W);
-        add_product<S>({right_grad, 1, LANES}, {rel_k + last * p.rel_k_row, p.rel_k_row}, {grad_query, row_k},
-                       1, rows, row_k / W);
-        add_to_table(of.grad_rel_k, 0, row_k, {left_grad, LANES, 1}, query_rows, 1);
-        add_to_table(of.grad_rel_k, last, row_k, {right_grad, LANES, 1}, query_rows, 1);
+        add_far_rows(far_grad, queries.table(p.rel_k, p.rel_k_head), p.labels, p.rel_k_row, rows, grad_query,
+                     row_k);
+        add_far_to_table(of.grad_rel_k, row_k, far_grad, query_rows);
       }
-      if (p.rel_v) {
-        add_to_table(of.grad_rel_v, 0, row_v, {left_weight, LANES, 1}, grad_out_rows, 1);
-        add_to_table(of.grad_rel_v, last, row_v, {right_weight, LANES, 1}, grad_out_rows, 1);
-      }
+      if (p.rel_v) add_far_to_table(of.grad_rel_v, row_v, far_weight, grad_out_rows);
+    }
+
+    void add_far_to_table(S* table, int64_t row, const S* far, const S* y) {
+      add_to_table(table, 0, row, {far, LANES, 1}, y, 1);
+      add_to_table(table, p.labels - 1, row, {far + LANES, LANES, 1}, y, 1);
     }
 
     // the table's rows from `first` on += x [row, query] times y [query, columns]; rows that no pair of the
@@ -342,11 +351,15 @@ void sum_table(const Problem& p, const void* parts, void* table, bool by_head, i
   const int64_t padded = padded_to_vectors<S>(columns), size = p.rows_reached * padded;
   for (int64_t h = 0; h < (by_head ? p.heads : 1); h++) {
     S* target = static_cast<S*>(table) + (h * p.labels + p.first_row + row) * columns;
-    for (int64_t c = 0; c < columns; c++) {
-      double sum = 0;
-      for (int64_t part = h; part < p.batch * p.heads; part += by_head ? p.heads : 1)
-        sum += static_cast<const S*>(parts)[part * size + row * padded + c];
-      target[c] = S(sum);
+    constexpr int64_t WIDEST = 64;  // columns at a time
+    for (int64_t first = 0; first < columns; first += WIDEST) {
+      const int64_t width = smaller_of(WIDEST, columns - first);
+      double sums[WIDEST] = {};
+      for (int64_t part = h; part < p.batch * p.heads; part += by_head ? p.heads : 1) {
+        const S* x = static_cast<const S*>(parts) + part * size + row * padded + first;
+        for (int64_t c = 0; c < width; c++) sums[c] += x[c];
+      }
+      for (int64_t c = 0; c < width; c++) target[first + c] = S(sums[c]);
     }
   }
 }

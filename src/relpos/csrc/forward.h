@@ -44,9 +44,7 @@ void write_out(const Problem& p, int64_t b, int64_t h, int64_t first, int rows, 
     const S weight = sums.weight[i];
     lse[i] = weight == 0 ? -S(INFINITY) : sums.most[i] + std::log(weight);
     const S inverse = weight == 0 ? S(0) : 1 / weight;
-    const S* source = sums.out + i * out_row;
-    T* target = const_cast<T*>(at<T>(p.out, b, h, first + i));
-    for (int64_t c = 0; c < p.d_v; c++) target[c] = narrowed<T>(source[c] * inverse);
+    write_row(sums.out + i * out_row, p.d_v, inverse, const_cast<T*>(at<T>(p.out, b, h, first + i)), int64_t(1));
   }
 }
 
@@ -62,8 +60,8 @@ class Forward {
   S* weights;               // [span, LANES] between margins
   S* factors = nullptr;     // of dropout, [span, LANES]
   S* value_rows;
-  S* by_label = nullptr;    // [labels, LANES]
-  S far_left[LANES] = {}, far_right[LANES] = {};
+  S* by_label = nullptr;    // [labels + 1, LANES]
+  S far[2 * LANES] = {};    // sums of weights with the table's first row, and with its last
   S shrink[LANES];
 
  public:
@@ -76,8 +74,8 @@ class Forward {
     value_rows = scratch.take<S>(CHUNK * out_row);
     if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
     if (p.relations.data && p.rel_v) {
-      by_label = scratch.take<S>(p.labels * LANES);
-      for (int64_t i = 0; i < p.labels * LANES; i++) by_label[i] = 0;
+      by_label = scratch.take<S>((p.labels + 1) * LANES);
+      for (int64_t i = 0; i < (p.labels + 1) * LANES; i++) by_label[i] = 0;
     }
   }
 
@@ -87,8 +85,7 @@ class Forward {
     const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
     if (by_label)
       return add_rows({by_label, 1, LANES}, rel_v, p.labels);
-    add_rows({far_left, 1, LANES}, rel_v, 1);
-    add_rows({far_right, 1, LANES}, rel_v + (p.labels - 1) * p.rel_v_row, 1);
+    add_far_rows(far, rel_v, p.labels, p.rel_v_row, queries.rows, sums.out, out_row);
   }
 
   void write() const { write_out<T, S>(p, queries.b, queries.h, queries.first, queries.rows, sums); }
@@ -134,8 +131,7 @@ class Forward {
       store(sums.weight + v * W, load(sums.weight + v * W) * factor + sum);
       store(sums.most + v * W, most);
       store(shrink + v * W, factor);
-      store(far_left + v * W, load(far_left + v * W) * factor);
-      store(far_right + v * W, load(far_right + v * W) * factor);
+      for (S* x : {far + v * W, far + LANES + v * W}) store(x, load(x) * factor);
       if (by_label)
         for (int64_t l = 0; l < p.labels; l++) {
           S* sum_of_label = by_label + l * LANES + v * W;
@@ -161,7 +157,7 @@ class Forward {
 
   void add_relative(const Span& span) {
     if (span.region == Region::labelled) return queries.sum_by_label(span, weights, by_label);
-    queries.add_far(span, weights, far_left, far_right);
+    queries.add_far(span, weights, far);
     const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
     if (count == 0) return;
     queries.clear_margins(span, weights);

@@ -16,6 +16,8 @@ namespace RELPOS_ISA {
 constexpr int64_t LANES = 64;   // queries in a block
 constexpr int64_t CHUNK = 128;  // keys in a span, at most
 constexpr int64_t MARGIN = LANES - 1;
+constexpr int FEW = 4;          // queries that leave most lanes without one
+constexpr int64_t FARTHEST = int64_t(1) << 62;  // position of a first query, from either side
 // a span's matrix [keys, LANES] stands between margins of rows that a product along diagonals may read
 constexpr int64_t SPAN_SIZE = (CHUNK + 2 * MARGIN + 1) * LANES;
 
@@ -33,6 +35,47 @@ inline const T* at(const View& x, int64_t b, int64_t h, int64_t i, int64_t c = 0
   return static_cast<const T*>(x.data) + b * x.stride[0] + h * x.stride[1] + i * x.stride[2] + c * x.stride[3];
 }
 
+// y[0, columns) = factor * x[0, columns), and zeros up to whole vectors
+template <class T, class S>
+inline void copy_row(const T* x, int64_t step, int64_t columns, S factor, S* y) {
+  int64_t c = 0;
+  if constexpr (sizeof(T) == sizeof(S)) {
+    if (step == 1)
+      for (; c + WIDTH<S> <= columns; c += WIDTH<S>) store(y + c, load(reinterpret_cast<const S*>(x) + c) * factor);
+  } else {
+    if (step == 1)
+      for (; c < columns; c++) y[c] = widened(x[c]) * factor;
+  }
+  for (; c < columns; c++) y[c] = widened(x[c * step]) * factor;
+  for (; c % WIDTH<S>; c++) y[c] = 0;
+}
+
+// y[0, columns) = factor * x[0, columns)
+template <class T, class S>
+inline void write_row(const S* x, int64_t columns, S factor, T* y, int64_t step) {
+  int64_t c = 0;
+  if constexpr (sizeof(T) == sizeof(S)) {
+    if (step == 1)
+      for (; c + WIDTH<S> <= columns; c += WIDTH<S>) store(reinterpret_cast<S*>(y) + c, load(x + c) * factor);
+  } else {
+    if (step == 1)
+      for (; c < columns; c++) y[c] = narrowed<T>(x[c] * factor);
+  }
+  for (; c < columns; c++) y[c * step] = narrowed<T>(x[c] * factor);
+}
+
+// sums [query, row] += what far [2, LANES] has for a query times the first and the last of the table's rows
+template <class S>
+inline void add_far_rows(const S* far, const S* table, int64_t labels, int64_t row, int queries, S* sums,
+                         int64_t sums_row) {
+  const S* last = table + (labels - 1) * row;
+  for (int i = 0; i < queries; i++)
+    for (int64_t c = 0; c < sums_row; c += WIDTH<S>) {
+      S* sum = sums + i * sums_row + c;
+      store(sum, load(sum) + far[i] * load(table + c) + far[LANES + i] * load(last + c));
+    }
+}
+
 // Rows [first, first + count) of one head as S, padded with zeros to whole vectors if `padded`: where they lie
 // if they lie so, otherwise copied to `scratch`, [count, padded_to_vectors(columns)].
 template <class T, class S>
@@ -43,16 +86,18 @@ Rows<const S> rows_of(const View& x, int64_t b, int64_t h, int64_t first, int64_
     if (x.stride[3] == 1 && (!padded || columns % WIDTH<S> == 0)) return {from, x.stride[2]};
   }
   const int64_t row = padded_to_vectors<S>(columns);
-  for (int64_t r = 0; r < count; r++) {
-    const T* source = from + r * x.stride[2];
-    S* target = scratch + r * row;
-    if (x.stride[3] == 1)
-      for (int64_t c = 0; c < columns; c++) target[c] = widened(source[c]);
-    else
-      for (int64_t c = 0; c < columns; c++) target[c] = widened(source[c * x.stride[3]]);
-    for (int64_t c = columns; c < row; c++) target[c] = 0;
-  }
+  for (int64_t r = 0; r < count; r++)
+    copy_row(from + r * x.stride[2], x.stride[3], columns, S(1), scratch + r * row);
   return {scratch, row};
+}
+
+// asks for rows before they are needed; worth it where they are few and nothing has foretold them
+template <class T>
+inline void prefetch_rows(const View& x, int64_t b, int64_t h, int64_t first, int64_t count, int64_t columns) {
+  for (int64_t r = 0; r < count; r++) {
+    const char* row = reinterpret_cast<const char*>(at<T>(x, b, h, first + r));
+    for (int64_t byte = 0; byte < columns * int64_t(sizeof(T)); byte += 64) __builtin_prefetch(row + byte);
+  }
 }
 
 enum class Region { left, right, zone, labelled };
@@ -74,9 +119,9 @@ class QueryBlock {
   int64_t position;               // of the first query among the keys
   int64_t key_begin = 0, key_end; // no query of the block attends to a key outside
   S* query_t;                     // [d_k, LANES], scaled
-  S* by_label = nullptr;          // [labels, LANES], where pairs have labels
-  int32_t* labels = nullptr;      // [CHUNK, LANES] of the last span
-  S far_left[LANES] = {}, far_right[LANES] = {};
+  S* by_label = nullptr;          // [labels + 1, LANES], where pairs have labels; zeros for pairs without one
+  int32_t* labels = nullptr;      // [CHUNK, LANES] of the last span, p.labels for none
+  S far[2 * LANES];               // query times the table's first row and its last
 
   QueryBlock(const Problem& problem, int64_t head, int64_t block, Scratch& scratch)
       : p(problem),
@@ -86,23 +131,44 @@ class QueryBlock {
         first(block * LANES),
         rows(int(smaller_of(LANES, p.queries - first))),
         vectors((rows + W - 1) / W) {
-    position = (p.starts ? p.starts[b] : p.start) + first;
-    key_end = p.key_lengths ? p.key_lengths[b] : p.keys;
+    prefetch_rows<T>(p.query, b, h, first, rows, p.d_k);
+    if (p.keys <= CHUNK) {
+      prefetch_rows<T>(p.key, b, kv, 0, p.keys, p.d_k);
+      prefetch_rows<T>(p.value, b, kv, 0, p.keys, p.d_v);
+    }
+    // what a compiled call has not looked at cannot leave the memory of the tensors
+    position = clamped(p.starts ? p.starts[b] : p.start, -FARTHEST, FARTHEST) + first;
+    key_end = p.key_lengths ? clamped(p.key_lengths[b], 0, p.keys) : p.keys;
     if (p.is_causal) key_end = clamped(position + rows, 0, key_end);
     skip_masked_ends();
     query_t = scratch.take<S>(p.d_k * LANES);
-    transposed(p.query, first, p.d_k, S(p.scale), query_t);
+    transposed<T>(p.query, 0, p.d_k, S(p.scale), query_t);
+#ifdef RELPOS_HAS_SHUFFLES
+    // by the call and not by the block: a query's sums must not hang on how many others stand beside it
+    are_few_ = p.queries <= FEW && p.queries < p.keys && W >= 8;
+    if (are_few_) {
+      const int64_t row = padded_to_vectors<S>(p.d_k);
+      query_rows_ = scratch.take<S>(rows * row);
+      for (int i = 0; i < rows; i++)
+        copy_row(at<T>(p.query, b, h, first + i), p.query.stride[3], p.d_k, S(p.scale), query_rows_ + i * row);
+    }
+#endif
     by_distance_ = scratch.take<S>((CHUNK + LANES) * LANES);
     key_rows_ = scratch.take<S>(CHUNK * padded_to_vectors<S>(p.d_k));
+    if (p.mask.data && p.mask.kind != Kind::boolean) mask_t_ = scratch.take<S>(CHUNK * LANES);
     if (p.relations.data) {
       labels = scratch.take<int32_t>(CHUNK * LANES);
+      for (int64_t i = 0; i < CHUNK * LANES; i++) labels[i] = 0;
       if (p.rel_k) {
-        by_label = scratch.take<S>(p.labels * LANES);
+        by_label = scratch.take<S>((p.labels + 1) * LANES);
+        for (int i = 0; i < LANES; i++) by_label[p.labels * LANES + i] = 0;
         product<S>({table(p.rel_k, p.rel_k_head), p.rel_k_row, 1}, {query_t, LANES}, {nullptr, 0},
                    {by_label, LANES}, p.d_k, p.labels, vectors);
       }
-    } else if (p.rel_k) {
-      far_rows(p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far_left, far_right);
+    } else if (!p.rel_k) {
+      for (S& x : far) x = 0;
+    } else {
+      far_rows(p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far);
     }
   }
 
@@ -111,25 +177,40 @@ class QueryBlock {
     return static_cast<const S*>(rows_of_all) + h * head_stride;
   }
 
-  // out[c, i] = factor * x[first + i, c]; lanes without a query hold zeros
-  void transposed(const View& x, int64_t from, int64_t columns, S factor, S* out) const {
-    const int lanes = vectors * W;
-    const int64_t step = x.stride[3];
-    for (int64_t c = 0; c < columns; c++)
-      for (int i = rows; i < lanes; i++) out[c * LANES + i] = 0;
-    for (int i = 0; i < rows; i++) {
-      const T* source = at<T>(x, b, h, from + i);
-      for (int64_t c = 0; c < columns; c++) out[c * LANES + i] = widened(source[c * step]) * factor;
-    }
+  // out[c, i] = factor * x[first + i, column + c]; lanes without a query hold zeros
+  template <class X>
+  void transposed(const View& x, int64_t column, int64_t columns, S factor, S* out) const {
+    int64_t whole = 0;
+#ifdef RELPOS_HAS_SHUFFLES
+    if (x.stride[3] == 1) whole = columns / W * W;
+    for (int v = 0; v < vectors; v++)
+      for (int64_t c = 0; c < whole; c += W) {
+        V square[W];
+        for (int w = 0; w < W; w++) {
+          const int i = v * W + w;
+          if (i < rows) {
+            const X* source = at<X>(x, b, h, first + i, column + c);
+            if constexpr (sizeof(X) == sizeof(S))
+              square[w] = load(reinterpret_cast<const S*>(source)) * factor;
+            else
+              for (int l = 0; l < W; l++) square[w][l] = S(widened(source[l])) * factor;
+          } else {
+            square[w] = V{};
+          }
+        }
+        transpose<S>(square);
+        for (int w = 0; w < W; w++) store(out + (c + w) * LANES + v * W, square[w]);
+      }
+#endif
+    for (int64_t c = whole; c < columns; c++)
+      for (int i = 0; i < vectors * W; i++)
+        out[c * LANES + i] = i < rows ? S(widened(*at<X>(x, b, h, first + i, column + c))) * factor : S(0);
   }
 
-  // x_t [columns, LANES] times the table's first row and its last
-  void far_rows(const void* rel, int64_t head_stride, int64_t row, const S* x_t, int64_t columns, S* on_left,
-                S* on_right) const {
-    const S* rel_rows = table(rel, head_stride);
-    product<S>({rel_rows, row, 1}, {x_t, LANES}, {nullptr, 0}, {on_left, LANES}, columns, 1, vectors);
-    product<S>({rel_rows + (p.labels - 1) * row, row, 1}, {x_t, LANES}, {nullptr, 0}, {on_right, LANES},
-               columns, 1, vectors);
+  // far [2, LANES] = the table's first row and its last times x_t [columns, LANES]
+  void far_rows(const void* rel, int64_t head_stride, int64_t row, const S* x_t, int64_t columns, S* far) const {
+    product<S>({table(rel, head_stride), (p.labels - 1) * row, 1}, {x_t, LANES}, {nullptr, 0}, {far, LANES},
+               columns, 2, vectors);
   }
 
   // calls f(span) for all keys of the block
@@ -153,16 +234,19 @@ class QueryBlock {
   void logits(const Span& span, S* s) {
     Rows<const S> init{nullptr, 0};
     if (span.region == Region::left)
-      init = {far_left, 0};
+      init = {far, 0};
     else if (span.region == Region::right)
-      init = {far_right, 0};
+      init = {far + LANES, 0};
     else if (span.region == Region::zone) {
-      in_zone(span, p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far_left, far_right, s);
+      in_zone(span, p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far, s);
       if (p.is_causal) hide_later(span, s);
       init = {s, LANES};
     }
-    Rows<const S> keys = rows_of<T, S>(p.key, b, kv, span.first, span.count, p.d_k, false, key_rows_);
-    product<S>({keys.data, keys.row, 1}, {query_t, LANES}, init, {s, LANES}, p.d_k, span.count, vectors);
+    Rows<const S> keys = rows_of<T, S>(p.key, b, kv, span.first, span.count, p.d_k, are_few_, key_rows_);
+    if (are_few_)
+      few_logits(keys, init, span.count, s);
+    else
+      product<S>({keys.data, keys.row, 1}, {query_t, LANES}, init, {s, LANES}, p.d_k, span.count, vectors);
     if (span.region == Region::labelled) {
       read_labels(span);
       if (p.rel_k) add_by_label(span, by_label, s);
@@ -172,7 +256,7 @@ class QueryBlock {
 
   // e[j, i] = x_t[:, i] . rel[row of (i, j)] for a span in the zone
   void in_zone(const Span& span, const void* rel, int64_t head_stride, int64_t row, const S* x_t,
-               int64_t columns, const S* on_left, const S* on_right, S* e) const {
+               int64_t columns, const S* far_of_x, S* e) const {
     const int64_t u = span.first - position;  // distance from the block's first query
     const Ints<S> lane = count_up<S>();
     const int64_t nearest = first_distance(span), count = distances(span);
@@ -189,7 +273,7 @@ class QueryBlock {
       const int64_t left_from = clamped(u + j + p.left, 0, LANES);
       for (int v = 0; v < vectors; v++) {
         Ints<S> is_left = lane + v * W >= Ints<S>{} + typename IntOf<S>::type(left_from);
-        store(target + v * W, is_left ? load(on_left + v * W) : load(on_right + v * W));
+        store(target + v * W, is_left ? load(far_of_x + v * W) : load(far_of_x + LANES + v * W));
       }
       const int64_t begin = larger_of(0, u + j - p.right + 1), end = smaller_of(rows, left_from);
       const S* diagonal = by_distance_ + (u + j - nearest) * LANES;
@@ -207,13 +291,13 @@ class QueryBlock {
     return larger_of(0, last - first_distance(span) + 1);
   }
 
-  // sums of x [span, LANES] over the keys of each query that have the table's first row, and its last
-  void add_far(const Span& span, const S* x, S* on_left, S* on_right) const {
+  // far_sums [2, LANES] += x [span, LANES] over the keys for which a query has the table's first row, its last
+  void add_far(const Span& span, const S* x, S* far_sums) const {
     const int64_t u = span.first - position;
     const Ints<S> zero{};
     using I = typename IntOf<S>::type;
     for (int v = 0; v < vectors; v++) {
-      V left_sum = load(on_left + v * W), right_sum = load(on_right + v * W);
+      V left_sum = load(far_sums + v * W), right_sum = load(far_sums + LANES + v * W);
       const Ints<S> lane = count_up<S>() + v * W;
       for (int64_t j = 0; j < span.count; j++) {
         V weights = load(x + j * LANES + v * W);
@@ -228,8 +312,8 @@ class QueryBlock {
           right_sum += is_right & ~is_left ? weights : V{};
         }
       }
-      store(on_left + v * W, left_sum);
-      store(on_right + v * W, right_sum);
+      store(far_sums + v * W, left_sum);
+      store(far_sums + LANES + v * W, right_sum);
     }
   }
 
@@ -251,27 +335,55 @@ class QueryBlock {
     return {turned.data, turned.step, turned.row};
   }
 
-  // x [span, LANES] += values [labels, LANES] at the label of each pair
-  void add_by_label(const Span& span, const S* values, S* x) const {
+  // x [span, LANES] += values [labels + 1, LANES] at the label of each pair
+  void add_by_label(const Span& span, const S* __restrict values, S* __restrict x) const {
+    const int32_t* __restrict of_pair = labels;
     for (int64_t j = 0; j < span.count; j++)
-      for (int i = 0; i < rows; i++) {
-        const int32_t label = labels[j * LANES + i];
-        if (label >= 0) x[j * LANES + i] += values[label * LANES + i];
-      }
+      for (int i = 0; i < vectors * W; i++) x[j * LANES + i] += values[of_pair[j * LANES + i] * LANES + i];
   }
 
-  // sums [labels, LANES] += x [span, LANES] at the label of each pair
-  void sum_by_label(const Span& span, const S* x, S* sums) const {
+  // sums [labels + 1, LANES] += x [span, LANES] at the label of each pair
+  void sum_by_label(const Span& span, const S* __restrict x, S* __restrict sums) const {
     for (int64_t j = 0; j < span.count; j++)
-      for (int i = 0; i < rows; i++) {
-        const int32_t label = labels[j * LANES + i];
-        if (label >= 0) sums[label * LANES + i] += x[j * LANES + i];
-      }
+      for (int i = 0; i < rows; i++) sums[labels[j * LANES + i] * LANES + i] += x[j * LANES + i];
   }
 
  private:
   S* by_distance_;
   S* key_rows_;
+  S* mask_t_ = nullptr;      // [CHUNK, LANES]
+  bool are_few_ = false;
+  S* query_rows_ = nullptr;  // [rows, padded d_k], scaled, of few queries
+
+  // Logits of so few queries that most lanes would idle: columns are lanes, and sums go across them.
+  void few_logits(Rows<const S> keys, Rows<const S> init, int64_t count, S* s) const {
+#ifdef RELPOS_HAS_SHUFFLES
+    const int64_t columns = padded_to_vectors<S>(p.d_k);
+    for (int64_t j = 0; j < count; j += W) {
+      const int group = int(smaller_of(W, count - j));
+      V totals[FEW];  // of each query, over the lanes' keys
+      for (int i = 0; i < rows; i++) {
+        V sums[W];
+        for (int w = 0; w < W; w++) {
+          sums[w] = V{};
+          if (w < group)
+            for (int64_t c = 0; c < columns; c += W)
+              sums[w] += load(keys.data + (j + w) * keys.row + c) * load(query_rows_ + i * columns + c);
+        }
+        transpose<S>(sums);
+        for (int half = W / 2; half > 0; half /= 2)
+          for (int w = 0; w < half; w++) sums[w] += sums[w + half];
+        totals[i] = sums[0];
+      }
+      for (int w = 0; w < group; w++) {
+        V row = V{};
+        for (int i = 0; i < rows; i++)
+          row[i] = totals[i][w] + (init.data ? init.data[(j + w) * init.row + i] : S(0));
+        store(s + (j + w) * LANES, row);
+      }
+    }
+#endif
+  }
 
   template <class F>
   static void cut(Region region, int64_t begin, int64_t end, F& f) {
@@ -313,19 +425,24 @@ class QueryBlock {
           for (int v = 0; v < vectors; v++) store(s + j * LANES + v * W, V{} - S(INFINITY));
       return;
     }
+    uint8_t turned[CHUNK * LANES];  // [span, LANES]: bytes are cheaper to turn than numbers
     for (int i = 0; i < rows; i++)
-      for (int64_t j = 0; j < span.count; j++) {
-        S* x = s + j * LANES + i;
-        *x = allowed[i * down + j * across] ? *x : -S(INFINITY);
+      for (int64_t j = 0; j < span.count; j++) turned[j * LANES + i] = allowed[i * down + j * across];
+    for (int64_t j = 0; j < span.count; j++)
+      for (int i = 0; i < rows; i++) {
+        const S x = s[j * LANES + i];
+        s[j * LANES + i] = turned[j * LANES + i] ? x : -S(INFINITY);
       }
   }
 
   template <class M>
   void add_mask(const Span& span, S* s) const {
-    const M* mask = at<M>(p.mask, b, h, first, span.first);
-    const int64_t down = p.mask.stride[2], across = p.mask.stride[3];
-    for (int i = 0; i < rows; i++)
-      for (int64_t j = 0; j < span.count; j++) s[j * LANES + i] += S(widened(mask[i * down + j * across]));
+    transposed<M>(p.mask, span.first, span.count, S(1), mask_t_);
+    for (int64_t j = 0; j < span.count; j++)
+      for (int v = 0; v < vectors; v++) {
+        S* x = s + j * LANES + v * W;
+        store(x, load(x) + load(mask_t_ + j * LANES + v * W));
+      }
   }
 
   void read_labels(const Span& span) {
@@ -346,7 +463,7 @@ class QueryBlock {
       for (int64_t j = 0; j < span.count; j++) {
         const int64_t label = int64_t(from[i * down + j * across]);
         // a label that no row has cannot be read; where it could be, it was refused
-        labels[j * LANES + i] = label < p.labels ? int32_t(larger_of(label, -1)) : -1;
+        labels[j * LANES + i] = int32_t(label < 0 || label > p.labels ? p.labels : label);
       }
   }
 };

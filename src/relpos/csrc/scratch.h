@@ -13,8 +13,9 @@ class Scratch {
   // has this thread give back what is more than it should keep
   static void trim();
 
+  // always inline: a copy outside would be one for all instruction sets, and the linker would choose whose
   template <class S>
-  S* take(int64_t count) {  // aligned to 64 bytes, not set to anything
+  __attribute__((always_inline)) S* take(int64_t count) {  // aligned to 64 bytes, not set to anything
     return static_cast<S*>(bytes(size_t(count) * sizeof(S)));
   }
 

@@ -4,6 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace relpos {
 namespace RELPOS_ISA {
@@ -93,15 +98,68 @@ inline To bits_as(From x) {
   return y;
 }
 
-// exp(x) within two units in the last place; 0 below the smallest normal number; not a number stays so.
-// Cephes' method: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial for exp(r), n into the exponent.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define RELPOS_HAS_SHUFFLES 1
+#endif
+#endif
+
+#ifdef RELPOS_HAS_SHUFFLES
+// Swaps the upper right and the lower left of each square of 2 SIDE by 2 SIDE numbers, of which x and y are rows
+// SIDE apart.
+template <int SIDE, class V, std::size_t... I>
+inline void swap_corners(V& x, V& y, std::index_sequence<I...>) {
+  constexpr int W = sizeof...(I);
+  V upper = __builtin_shufflevector(x, y, (int(I) / SIDE % 2 == 0 ? int(I) : int(I) - SIDE + W)...);
+  V lower = __builtin_shufflevector(x, y, (int(I) / SIDE % 2 == 0 ? int(I) + SIDE : int(I) + W)...);
+  x = upper;
+  y = lower;
+}
+
+template <int SIDE, class S>
+inline void transpose_from(Vec<S>* rows) {
+  constexpr int W = WIDTH<S>;
+  if constexpr (SIDE < W) {
+    for (int r = 0; r < W; r++)
+      if (r / SIDE % 2 == 0) swap_corners<SIDE>(rows[r], rows[r + SIDE], std::make_index_sequence<W>());
+    transpose_from<2 * SIDE, S>(rows);
+  }
+}
+
+// turns a square of WIDTH rows
+template <class S>
+inline void transpose(Vec<S>* rows) {
+  transpose_from<1, S>(rows);
+}
+#endif
+
+// y times 2^n, where n is what was added to `shifted`'s last bits; a y that is not a number stays so
+inline Vec<float> scaled(Vec<float> y, [[maybe_unused]] Vec<float> n, [[maybe_unused]] Vec<float> shifted) {
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(y, n);
+#else
+  Vec<float> product = bits_as<Vec<float>>(bits_as<Ints<float>>(y) + (bits_as<Ints<float>>(shifted) << 23));
+  return y == y ? product : y;
+#endif
+}
+inline Vec<double> scaled(Vec<double> y, [[maybe_unused]] Vec<double> n, [[maybe_unused]] Vec<double> shifted) {
+#if defined(__AVX512F__)
+  return _mm512_scalef_pd(y, n);
+#else
+  Vec<double> product = bits_as<Vec<double>>(bits_as<Ints<double>>(y) + (bits_as<Ints<double>>(shifted) << 52));
+  return y == y ? product : y;
+#endif
+}
+
+// exp(x) for x at most a little above 0, within two units in the last place; 0 where it would be smaller than
+// the smallest normal number; not a number stays so. Cephes' method: x = n ln 2 + r, |r| <= ln 2 / 2, a
+// polynomial for exp(r), n into the exponent.
 inline Vec<float> exponential(Vec<float> x) {
   using V = Vec<float>;
-  const V lowest = all(-87.3365402f), highest = all(88.37f), shift = all(12582912.0f);  // 1.5 * 2^23
-  V bounded = x < lowest ? lowest : x;
-  bounded = bounded > highest ? highest : bounded;
-  V shifted = bounded * 1.44269504f + shift;
-  V n = shifted - shift;
+  const V lowest = all(-87.3365402f), shift = all(12582912.0f);  // 1.5 * 2^23
+  const V bounded = larger<float>(x, lowest);
+  const V shifted = bounded * 1.44269504f + shift;
+  const V n = shifted - shift;
   V r = bounded - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
   V y = all(1.9875691500e-4f);
@@ -111,19 +169,15 @@ inline Vec<float> exponential(Vec<float> x) {
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * (r * r) + r + 1.0f;
-  Ints<float> exponent = bits_as<Ints<float>>(shifted) << 23;
-  V scaled = bits_as<V>(bits_as<Ints<float>>(y) + exponent);
-  // adding to the bits of a number that is none could make it one
-  return x < lowest ? V{} : (y == y ? scaled : y);
+  return x < lowest ? V{} : scaled(y, n, shifted);
 }
 
 inline Vec<double> exponential(Vec<double> x) {
   using V = Vec<double>;
-  const V lowest = all(-708.0), highest = all(709.0), shift = all(6755399441055744.0);  // 1.5 * 2^52
-  V bounded = x < lowest ? lowest : x;
-  bounded = bounded > highest ? highest : bounded;
-  V shifted = bounded * 1.4426950408889634 + shift;
-  V n = shifted - shift;
+  const V lowest = all(-708.0), shift = all(6755399441055744.0);  // 1.5 * 2^52
+  const V bounded = larger<double>(x, lowest);
+  const V shifted = bounded * 1.4426950408889634 + shift;
+  const V n = shifted - shift;
   V r = bounded - n * 6.93145751953125e-1;
   r = r - n * 1.42860682030941723212e-6;
   // the series to r^13: its rest is below 5e-18
@@ -140,9 +194,7 @@ inline Vec<double> exponential(Vec<double> x) {
   y = y * r + 1.0 / 6.0;
   y = y * r + 0.5;
   y = y * (r * r) + r + 1.0;
-  Ints<double> exponent = bits_as<Ints<double>>(shifted) << 52;
-  V scaled = bits_as<V>(bits_as<Ints<double>>(y) + exponent);
-  return x < lowest ? V{} : (y == y ? scaled : y);
+  return x < lowest ? V{} : scaled(y, n, shifted);
 }
 
 // 16-bit floating point as bits, since not every compiler has the types
