@@ -108,40 +108,47 @@ class Forward {
 
   // logits to weights relative to the largest so far; what was summed before shrinks to the same measure
   void soften(const Span& span) {
-    for (int v = 0; v < queries.vectors; v++) {
-      S* column = weights + v * W;
-      const V before = load(sums.most + v * W);
-      V most = before, other = before;
-      int64_t j = 0;
-      for (; j + 1 < span.count; j += 2) {
-        most = larger<S>(most, load(column + j * LANES));
-        other = larger<S>(other, load(column + (j + 1) * LANES));
-      }
-      if (j < span.count) most = larger<S>(most, load(column + j * LANES));
-      most = larger<S>(most, other);
-      // where every logit is -inf any other measure will do
-      const V measure = most == -S(INFINITY) ? V{} : most;
-      const V factor = exponential(before - measure);
-      V sum = V{};
-      for (j = 0; j < span.count; j++) {
-        V weight = exponential(load(column + j * LANES) - measure);
-        store(column + j * LANES, weight);
-        sum += weight;
-      }
-      store(sums.weight + v * W, load(sums.weight + v * W) * factor + sum);
-      store(sums.most + v * W, most);
-      store(shrink + v * W, factor);
-      for (S* x : {far + v * W, far + LANES + v * W}) store(x, load(x) * factor);
-      if (by_label)
-        for (int64_t l = 0; l < p.labels; l++) {
-          S* sum_of_label = by_label + l * LANES + v * W;
-          store(sum_of_label, load(sum_of_label) * factor);
-        }
-    }
+    int v = 0;
+    for (; v + 4 <= queries.vectors; v += 4) soften_lanes<4>(span, v * W);
+    for (; v < queries.vectors; v++) soften_lanes<1>(span, v * W);
     for (int i = 0; i < queries.rows; i++) {
       if (shrink[i] == 1) continue;
       S* out = sums.out + i * out_row;
       for (int64_t c = 0; c < out_row; c += W) store(out + c, load(out + c) * shrink[i]);
+    }
+  }
+
+  template <int VECTORS>
+  void soften_lanes(const Span& span, int lane) {
+    S* column = weights + lane;
+    V most[VECTORS], measure[VECTORS], sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) most[v] = load(sums.most + lane + v * W);
+    for (int64_t j = 0; j < span.count; j++)
+      for (int v = 0; v < VECTORS; v++) most[v] = larger<S>(most[v], load(column + j * LANES + v * W));
+    for (int v = 0; v < VECTORS; v++) {
+      // where every logit is -inf any other measure will do
+      measure[v] = most[v] == -S(INFINITY) ? V{} : most[v];
+      sum[v] = V{};
+    }
+    for (int64_t j = 0; j < span.count; j++)
+      for (int v = 0; v < VECTORS; v++) {
+        S* weight = column + j * LANES + v * W;
+        const V x = exponential(load(weight) - measure[v]);
+        store(weight, x);
+        sum[v] += x;
+      }
+    for (int v = 0; v < VECTORS; v++) {
+      const int at = lane + v * W;
+      const V factor = exponential(load(sums.most + at) - measure[v]);
+      store(sums.weight + at, load(sums.weight + at) * factor + sum[v]);
+      store(sums.most + at, most[v]);
+      store(shrink + at, factor);
+      for (S* x : {far + at, far + LANES + at}) store(x, load(x) * factor);
+      if (by_label)
+        for (int64_t l = 0; l < p.labels; l++) {
+          S* of_label = by_label + l * LANES + at;
+          store(of_label, load(of_label) * factor);
+        }
     }
   }
 

@@ -97,10 +97,13 @@ template <class F>
 void in_parallel(int64_t tasks, F run) {
   if (tasks <= 0) return;
   const int64_t threads = std::min<int64_t>(tasks, torch::stable::get_num_threads());
+  // neighbours go to one thread, since the rows of one lie behind those of the other
+  const int64_t turn = std::max<int64_t>(1, std::min<int64_t>(16, tasks / (8 * threads)));
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; thread++)
-      for (int64_t task = next++; task < tasks; task = next++) run(task);
+      for (int64_t first = next.fetch_add(turn); first < tasks; first = next.fetch_add(turn))
+        for (int64_t task = first; task < std::min(first + turn, tasks); task++) run(task);
     Scratch::trim();
   });
 }
@@ -179,10 +182,13 @@ std::tuple<Tensor, Tensor> attention(Tensor query, Tensor key, Tensor value, Opt
 void find_reach(Problem& p) {
   p.first_row = 0, p.rows_reached = p.labels;
   if (p.relations.data) return;
-  int64_t first = p.start, last = p.start;
-  for (int64_t b = 0; p.starts && b < p.batch; b++) {
-    first = b == 0 || p.starts[b] < first ? p.starts[b] : first;
-    last = b == 0 || p.starts[b] > last ? p.starts[b] : last;
+  // as in the kernel, no start is farther
+  constexpr int64_t FARTHEST = int64_t(1) << 62;
+  int64_t first = FARTHEST, last = -FARTHEST;
+  for (int64_t b = 0; b < p.batch; b++) {
+    const int64_t start = std::max(-FARTHEST, std::min(FARTHEST, p.starts ? p.starts[b] : p.start));
+    first = std::min(first, start);
+    last = std::max(last, start);
   }
   const int64_t nearest = std::max(-p.left, std::min(p.right, -(last + p.queries - 1)));
   const int64_t farthest = std::max(-p.left, std::min(p.right, p.keys - 1 - first));
