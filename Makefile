@@ -2,6 +2,7 @@
 # make test    the environment, then the tests
 # make check   lint, types and import floors
 # make help    the rest
+# With a C++ compiler the CPU kernel is built, and must build; RELPOS_BUILD_KERNEL=0 leaves it out.
 # On Linux the CPU build of torch may need an index of its own (PyTorch's install page names it):
 #   make test TORCH_INDEX=https://...
 
@@ -9,11 +10,14 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 OUT ?= demo
+COMPILER := $(firstword $(foreach name,c++ g++ clang++,$(shell command -v $(name))))
+export RELPOS_BUILD_KERNEL ?= $(if $(COMPILER),1)
+KERNEL := setup.py $(wildcard src/relpos/csrc/*)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint types floors bench clean
+.PHONY: help demo test test-slow sanitize check lint types floors bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +30,24 @@ test: $(VENV)/.dev  ## every test that takes seconds
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+# The kernel built for it, in a folder of its own, under every test of the kernel. Python itself is not built for
+# it, so its runtime comes first in the process, and the C++ library whose exceptions it watches; Python's own
+# memory looks leaked.
+SANITIZED := build/sanitize
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
+KERNEL_TESTS := tests/conformance $(wildcard tests/backends/test_cpu*.py)
+
+sanitize: $(VENV)/.dev  ## the kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer (Linux, g++)
+	RELPOS_BUILD_KERNEL=1 CXX=g++ CXXFLAGS="$(SANITIZERS)" $(BIN)/python setup.py -q build_ext \
+	  --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	for instructions in avx512 avx2 baseline; do \
+	  echo "with RELPOS_CPU=$$instructions"; \
+	  RELPOS_CPU=$$instructions RELPOS_CPU_KERNEL=$(CURDIR)/$(SANITIZED)/relpos/_cpu_kernel.so \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest -q --capture=sys -k cpu $(KERNEL_TESTS) || exit 1; \
+	done
 
 check: lint types floors  ## lint, types and floors
 
@@ -51,15 +73,18 @@ $(VENV)/.torch: constraints.txt
 	       "make TORCH_INDEX=https://... (PyTorch's install page, 'CPU', shows the address)." >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml $(KERNEL)
 	@echo "installing relpos and what the demo needs"
+	@$(if $(COMPILER),,echo "no C++ compiler was found: without its kernel attention on the CPU is slower")
 	@$(PIP) --no-build-isolation -e ".[demo]"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml $(KERNEL)
 	@echo "installing relpos and what development needs"
+	@$(if $(COMPILER),,echo "no C++ compiler was found: without its kernel attention on the CPU is slower")
 	@$(PIP) --no-build-isolation -e ".[dev]"
 	@touch $@ $(VENV)/.demo
 
-clean:  ## remove the environment, caches and the demo's runs
-	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info
+clean:  ## remove the environment, the kernel, caches and the demo's runs
+	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info \
+	  src/relpos/_cpu_kernel.so

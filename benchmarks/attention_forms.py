@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos import explain_backends, relative_attention
+from relpos import explain_backends, relation_attention, relative_attention
 from relpos.backends import BACKENDS
-from relpos.masks import combine_masks
+from relpos.masks import combine_masks, key_mask
+from relpos.positions import label_table
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -26,9 +27,12 @@ class Setting:
     """One way of calling attention.
 
     Args:
-        length: tokens of each sequence, padding included.
+        length: keys of each sequence, in tokens, padding included.
+        queries: the last so many tokens attend; None for all of them.
         max_distance: k; each table has 2k + 1 rows.
         padding: share of each sequence, at its end, that is no key.
+        is_masked: whether relpos, too, is told of padding by a bool mask [batch, 1, 1, key].
+        is_labelled: whether relpos is given the label of each pair in place of distances.
         dropout: probability of dropping a weight.
         has_backward: whether the gradients of query, key, value and both tables belong to a pass.
     """
@@ -42,12 +46,25 @@ class Setting:
     device: str = "cpu"
     is_causal: bool = False
     padding: float = 0.0
+    is_masked: bool = False
+    is_labelled: bool = False
+    queries: int | None = None
     dropout: float = 0.0
     has_backward: bool = False
 
+    @property
+    def num_queries(self) -> int:
+        """Tokens that attend."""
+        return self.length if self.queries is None else self.queries
+
+    @property
+    def query_start(self) -> int:
+        """Position of the first of them."""
+        return self.length - self.num_queries
+
 
 class Tensors(NamedTuple):
-    """What every form is given; query, key, value and grad_out are [batch, heads, length, d_k]."""
+    """What every form is given; query, key, value and grad_out are [batch, heads, tokens, d_k]."""
 
     query: Tensor
     key: Tensor
@@ -73,18 +90,19 @@ def make_tensors(setting: Setting) -> Tensors:
         return x.requires_grad_(needs_grad)
 
     shape = (setting.batch, setting.heads, setting.length, setting.d_k)
+    query_shape = (setting.batch, setting.heads, setting.num_queries, setting.d_k)
     labels = 2 * setting.max_distance + 1
     key_lengths = None
     if setting.padding > 0:
         num_keys = max(1, round(setting.length * (1 - setting.padding)))
         key_lengths = torch.full((setting.batch,), num_keys, device=device)
     return Tensors(
-        query=normal(*shape),
+        query=normal(*query_shape),
         key=normal(*shape),
         value=normal(*shape),
         rel_k=normal(labels, setting.d_k),
         rel_v=normal(labels, setting.d_k),
-        grad_out=normal(*shape, needs_grad=False),
+        grad_out=normal(*query_shape, needs_grad=False),
         key_lengths=key_lengths,
     )
 
@@ -93,7 +111,8 @@ def why_not(name: str, setting: Setting, tensors: Tensors) -> list[str]:
     """Every reason why the form cannot run in this setting; an empty list where it can."""
     if name in OTHERS:
         return []
-    return explain_backends(*tensors[:5], **_keywords(setting, tensors))[name]
+    keywords = _keywords(setting, tensors)
+    return explain_backends(*tensors[:5], relations=_labels(setting, tensors), **keywords)[name]
 
 
 def prepare(name: str, setting: Setting, tensors: Tensors) -> Step:
@@ -122,15 +141,16 @@ def make_step(name: str, setting: Setting) -> Step:
 
 def _sdpa(setting: Setting, tensors: Tensors) -> Attend:
     """No positions: what attention costs without them."""
-    # it takes a mask or is_causal, not both
-    bias = None if tensors.key_lengths is None else _bias(setting, tensors)
+    # it takes a mask or is_causal, which means that the first query stands at the first key
+    has_no_mask = tensors.key_lengths is None and setting.query_start == 0
+    mask = None if has_no_mask else _allowed(setting, tensors)
     return lambda: F.scaled_dot_product_attention(
         tensors.query,
         tensors.key,
         tensors.value,
-        attn_mask=bias,
+        attn_mask=mask,
         dropout_p=setting.dropout,
-        is_causal=setting.is_causal and bias is None,
+        is_causal=setting.is_causal and has_no_mask,
     )
 
 
@@ -181,9 +201,7 @@ def _with_vectors(
 ) -> Tensor:
     """Equations 3 and 4 with vectors [query, key, d_k]; the forms differ in how they multiply by them."""
     query = tensors.query / math.sqrt(setting.d_k)
-    position = torch.arange(setting.length, device=query.device)
-    k = setting.max_distance
-    labels = (position - position[:, None]).clamp(-k, k) + k  # [query, key]
+    labels = _distance_labels(setting, query.device)  # [query, key]
     logits = torch.matmul(query, tensors.key.mT)  # [batch, heads, query, key]
     logits = logits + times_keys(query, F.embedding(labels, tensors.rel_k))
     if bias is not None:
@@ -195,33 +213,60 @@ def _with_vectors(
 
 def _relpos(name: str, setting: Setting, tensors: Tensors) -> Attend:
     """The backend of this name."""
-    return partial(relative_attention, *tensors[:5], backend=name, **_keywords(setting, tensors))
+    labels, keywords = _labels(setting, tensors), _keywords(setting, tensors)
+    if labels is None:
+        return partial(relative_attention, *tensors[:5], backend=name, **keywords)
+    return partial(relation_attention, *tensors[:3], labels, *tensors[3:5], backend=name, **keywords)
 
 
 def _keywords(setting: Setting, tensors: Tensors) -> dict:
-    return {
-        "max_distance": setting.max_distance,
-        "key_lengths": tensors.key_lengths,
-        "is_causal": setting.is_causal,
-        "dropout_p": setting.dropout,
-    }
+    lengths, mask = tensors.key_lengths, None
+    if setting.is_labelled and setting.is_causal:
+        # labels know no positions
+        lengths, mask = None, _allowed(setting, tensors)
+    elif setting.is_masked and lengths is not None:
+        lengths, mask = None, key_mask(lengths, setting.length)
+    common = {"key_lengths": lengths, "attn_mask": mask, "dropout_p": setting.dropout}
+    if setting.is_labelled:
+        return common
+    distances = {"max_distance": setting.max_distance, "query_start": setting.query_start}
+    return {**common, **distances, "is_causal": setting.is_causal}
 
 
-def _bias(setting: Setting, tensors: Tensors) -> Tensor | None:
-    """0 where a pair may attend and -inf elsewhere, as small as it can be, or None where all may."""
-    query = tensors.query
+def _labels(setting: Setting, tensors: Tensors) -> Tensor | None:
+    """The clipped distances as labels of pairs, [batch, 1, query, key], or None where they are not given."""
+    if not setting.is_labelled:
+        return None
+    labels = _distance_labels(setting, tensors.query.device)
+    # graphs differ from sequence to sequence
+    return labels.repeat(setting.batch, 1, 1, 1)
+
+
+def _distance_labels(setting: Setting, device: torch.device) -> Tensor:
+    k = setting.max_distance
+    return label_table(setting.num_queries, setting.length, setting.query_start, k, k, device)
+
+
+def _allowed(setting: Setting, tensors: Tensors) -> Tensor | None:
+    """True where a pair may attend, as small as it can be, or None where all may."""
     allowed, _ = combine_masks(
+        setting.num_queries,
         setting.length,
-        setting.length,
-        0,
+        setting.query_start,
         attn_mask=None,
         key_lengths=tensors.key_lengths,
         is_causal=setting.is_causal,
-        device=query.device,
+        device=tensors.query.device,
     )
+    return None if allowed is None or allowed.all() else allowed
+
+
+def _bias(setting: Setting, tensors: Tensors) -> Tensor | None:
+    """`_allowed` as 0 and -inf."""
+    allowed = _allowed(setting, tensors)
     if allowed is None:
         return None
-    return torch.zeros_like(allowed, dtype=query.dtype).masked_fill_(~allowed, float("-inf"))
+    return torch.zeros_like(allowed, dtype=tensors.query.dtype).masked_fill_(~allowed, float("-inf"))
 
 
 OTHERS = {"sdpa": _sdpa, "gather": _gather, "einsum": _einsum}

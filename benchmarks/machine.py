@@ -1,10 +1,14 @@
-"""What a figure was measured on and with: the processor, the commit."""
+"""What a figure was measured on and with: the processor, the commit, the kernel."""
 
+import hashlib
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import torch
+
+from relpos.backends import cpu
 
 
 def device_name(device: str) -> str:
@@ -29,3 +33,10 @@ def commit() -> str:
         cwd=Path(__file__).parent,
     )
     return done.stdout.strip()
+
+
+@cache
+def kernel() -> str | None:
+    """The instruction set of the CPU kernel and how its SHA-256 begins; None where there is no kernel."""
+    name = cpu.instruction_set()
+    return None if name is None else f"{name} {hashlib.sha256(cpu.LIBRARY.read_bytes()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
 """The records of attention.py as a picture and as a page of tables.
 
     python benchmarks/plot_attention.py benchmarks/results/attention.jsonl --plot docs/attention.png
-        --table docs/attention.md
+        --table docs/attention.md --bounds benchmarks/results/bounds.jsonl
 
 Of several records of the same thing the last one counts. The page has every setting, the picture the one with
 the most lengths.
@@ -19,6 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from bounds import section
+from records import read
 from relpos.inspection._drawing import COLOURS, INK, MARKERS, PALE, new_figure, tidy
 
 Record = dict[str, Any]
@@ -51,7 +53,9 @@ INTRODUCTION = """\
 One call. In brackets the ratio to `scaled_dot_product_attention` without positions, the median over turns
 that all forms took in one process. Memory is the most that a call held at one time: inputs and masks
 excluded, outputs and gradients included. `gather` and `einsum` are the forms of other libraries, with a
-vector for each pair of query and key."""
+vector for each pair of query and key.
+
+    python benchmarks/attention.py --threads 2 --json benchmarks/results/attention.jsonl"""
 UNITS = {
     "seconds": ((1, "s"), (1e-3, "ms"), (1e-6, "µs")),
     "peak_mib": ((1024, "GiB"), (1, "MiB"), (1 / 1024, "KiB")),
@@ -66,6 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("records", type=Path, help="JSON lines that attention.py wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
     parser.add_argument("--table", type=Path, metavar="FILE.md")
+    parser.add_argument("--bounds", type=Path, metavar="FILE", help="JSON lines of bounds.py, for the table")
     options = parser.parse_args(arguments)
     if not (options.plot or options.table):
         parser.error("give --plot, --table or both")
@@ -76,7 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
         if options.plot:
             draw(max(settings, key=_num_lengths)).savefig(options.plot)
         if options.table:
-            options.table.write_text(page(settings, options.table, options.plot))
+            bounds = read(options.bounds) if options.bounds else []
+            options.table.write_text(page(settings, options.table, options.plot, bounds))
     except (OSError, ValueError) as error:
         parser.error(str(error))
 
@@ -188,8 +194,8 @@ def _caption(records: list[Record]) -> str:
     return "\n".join([sentence(records), *(f"A line ends where one call {reason}." for reason in reasons)])
 
 
-def page(settings: list[list[Record]], path: Path, plot: Path | None) -> str:
-    """The Markdown page that stands at `path`, with the picture where there is one."""
+def page(settings: list[list[Record]], path: Path, plot: Path | None, bounds: list[Record]) -> str:
+    """The Markdown page that stands at `path`, with the picture and the bounds where there are any."""
     parts = [
         "# Time and memory of attention",
         INTRODUCTION,
@@ -198,6 +204,8 @@ def page(settings: list[list[Record]], path: Path, plot: Path | None) -> str:
         parts.append(
             f"![Time and memory against length]({Path(os.path.relpath(plot, path.parent)).as_posix()})"
         )
+    if bounds:
+        parts += [section(bounds), _measured_with(bounds)]
     for records in settings:
         parts.append(f"## {sentence(records)}")
         for name, title in PASSES.items():
@@ -244,9 +252,14 @@ def _notes(records: list[Record]) -> list[str]:
         f"- {name}, {PASSES[which]}, at {', '.join(lengths)}: {reason}"
         for (name, which, reason), lengths in skipped.items()
     ]
+    return [*(["\n".join(["Not run:", "", *notes])] if notes else []), _measured_with(records)]
+
+
+def _measured_with(records: list[Record]) -> str:
     versions = ", ".join(dict.fromkeys(x["torch"] for x in records))
     commits = ", ".join(dict.fromkeys(x["commit"] for x in records))
-    return [*(["\n".join(["Not run:", "", *notes])] if notes else []), f"torch {versions}; commit {commits}."]
+    kernels = ", ".join(dict.fromkeys(x["kernel"] for x in records if x.get("kernel")))
+    return f"torch {versions}; commit {commits}{f'; kernel {kernels}' if kernels else ''}."
 
 
 def sentence(records: list[Record]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from relpos.backends import BACKENDS
+from conformance.skips import each_backend
+from relpos.backends import cpu
 from relpos.translation.recipe import Recipe, check_recipe, write_recipe
 from relpos.translation.training import train
 
@@ -34,10 +35,16 @@ def nan_in_fresh_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(was_deterministic, warn_only=is_warn_only)
 
 
-@pytest.fixture(params=[backend.name for backend in BACKENDS] + ["reference"])
+@pytest.fixture(params=[*each_backend(), "reference"])
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend, and of the reference, in turn."""
     return request.param
+
+
+@pytest.fixture
+def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which the kernel of the backend `cpu` was not built."""
+    monkeypatch.setattr(cpu, "UNAVAILABLE", "was not built")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -85,7 +85,8 @@ def pytest_runtest_makereport(
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         # one example that is skipped takes all the others with it
-        whole = "all examples of a property: " if _is_property(item) else ""
+        is_whole = call.when == "call" and _is_property(item)
+        whole = "all examples of a property: " if is_whole else ""
         tally.skip(backend, item.nodeid, whole + reason.removeprefix("Skipped: "))
     elif report.when == "call":
         tally.ran[backend] += 1

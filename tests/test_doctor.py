@@ -19,9 +19,10 @@ import torch
 
 import relpos
 from relpos import _dispatch, explain_backends
-from relpos._doctor import cases, examine, machine, report, software, write_report
+from relpos._doctor import cases, compiled, examine, machine, report, software, write_report
 from relpos._doctor.alone import run_alone
 from relpos._doctor.finding import NO_BREAK, Complain, Finding
+from relpos.backends import cpu
 from relpos.backends._backend import Backend
 from relpos.cli import app, run
 
@@ -347,6 +348,107 @@ def test_processor_without_vector_instructions_is_told(monkeypatch: pytest.Monke
     assert _problems()[told] == "Unset ATEN_CPU_CAPABILITY."
     monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
     assert told not in _problems()
+
+
+# the CPU kernel
+
+
+@pytest.fixture
+def doctor_with(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What `relpos doctor` says, as JSON and as text, where the kernel is a file of these bytes or None."""
+
+    def call(content: bytes | None, **environment: str) -> dict[str, Any]:
+        path = tmp_path / "kernel.so"
+        if content is not None:
+            path.write_bytes(content)
+        outs = [
+            subprocess.run(
+                [sys.executable, "-m", "relpos", "doctor", *arguments],
+                env={**os.environ, "RELPOS_CPU_KERNEL": str(path), "COLUMNS": "80", **environment},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            ).stdout
+            for arguments in (["--json"], [])
+        ]
+        return {**json.loads(outs[0]), "path": str(path), "text": outs[1]}
+
+    return call
+
+
+# an ELF file's head: for x86-64 its machine is 62, for arm64 183; here one that nobody has
+FOR_ANOTHER_MACHINE = b"\x7fELF\x02\x01\x01" + bytes(9) + bytes([3, 0, 250, 0, 1, 0, 0, 0]) + bytes(40)
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        (None, "is missing"),
+        (b"", "does not load"),
+        (b"not a library\n" * 100, "does not load"),
+        (FOR_ANOTHER_MACHINE, "does not load"),
+    ],
+)
+def test_kernel_that_cannot_be_used_is_told_and_others_serve(
+    doctor_with: Callable[..., dict[str, Any]], content: bytes | None, state: str
+) -> None:
+    found = doctor_with(content)
+    kernel = found["compiled"]["CPU kernel"]
+    assert kernel["path"] == found["path"]
+    assert (kernel["built"], kernel["loads"], kernel["instructions"]) == (content is not None, False, None)
+    advice = {problem["problem"]: problem["advice"] for problem in found["problems"]}
+    told = advice[f"the CPU kernel {state}: attention on the CPU is slower."]
+    assert told.startswith("Unset RELPOS_CPU_KERNEL, or have it name a kernel")
+    assert re.search(rf"\ncompiled\n  CPU kernel  {state}: ", found["text"])
+    for answer in found["attention"]["cpu"].values():
+        assert answer["reasons"]["cpu"][0] == kernel["reason"]
+        assert answer["chosen"] in ("merged", "dense")
+
+
+def test_missing_kernel_of_the_package_is_told_with_what_builds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RELPOS_CPU_KERNEL", raising=False)
+    monkeypatch.setattr(cpu, "LIBRARY", tmp_path / "absent.so")
+    monkeypatch.setattr(cpu, "UNAVAILABLE", "was not built")
+    advice = _problems()["the CPU kernel is missing: attention on the CPU is slower."]
+    assert advice.startswith("Have g++ or clang++; then")
+    assert "pip install -v --no-deps ." in advice
+
+
+def test_kernel_for_windows_is_no_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cpu, "LIBRARY", tmp_path / "absent.so")
+    monkeypatch.setattr(cpu, "UNAVAILABLE", "was not built")
+    monkeypatch.setattr(compiled.sys, "platform", "win32")
+    problems: list[str] = []
+    found = compiled.compiled_probes()["CPU kernel"](lambda problem, advice: problems.append(problem))
+    assert (found.text, problems) == ("none for Windows", [])
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        (None, None),
+        ("baseline", None),
+        (
+            "avx3",
+            "RELPOS_CPU must be one of avx512, avx2, baseline; it is 'avx3', which the kernel ignores.",
+        ),
+    ],
+)
+def test_kernel_that_loads_is_told_with_its_instructions_and_limit(
+    told: Callable[[], str], monkeypatch: pytest.MonkeyPatch, limit: str | None, problem: str | None
+) -> None:
+    monkeypatch.setattr(cpu, "UNAVAILABLE", None)
+    monkeypatch.setattr(cpu, "instruction_set", lambda: "avx2")
+    monkeypatch.delenv("RELPOS_CPU", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("RELPOS_CPU", limit)
+    source = f", RELPOS_CPU={limit}" if limit else ""
+    assert f"\n  CPU kernel  loads, with instructions avx2{source}\n" in told()
+    found = {told: advice for told, advice in _problems().items() if "RELPOS_CPU" in told}
+    assert found == ({problem: "Unset RELPOS_CPU."} if problem else {})
 
 
 # GPUs

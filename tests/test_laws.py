@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conformance.cases import Case, attend, make
+from conformance.skips import each_backend
 from relpos import relation_attention
-from relpos.backends import BACKENDS
 
 BOTH = ("key", "value")
 
-backends = pytest.mark.parametrize("backend", [x.name for x in BACKENDS])
+backends = pytest.mark.parametrize("backend", each_backend())
 any_settings = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
@@ -214,7 +214,7 @@ def any_graph(draw) -> dict:
 
 
 # merged needs distances
-takers_of_labels = pytest.mark.parametrize("backend", [x.name for x in BACKENDS if x.name != "merged"])
+takers_of_labels = pytest.mark.parametrize("backend", each_backend("merged"))
 
 
 @takers_of_labels

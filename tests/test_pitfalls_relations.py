@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from conformance.skips import each_backend
 from conformance.test_memory_and_compilation import Memory
 from relpos import _dispatch, relation_attention
-from relpos.backends import BACKENDS
 from relpos.backends._backend import Backend
 
 # merged needs distances
-takers_of_labels = pytest.mark.parametrize("backend", [x.name for x in BACKENDS if x.name != "merged"])
+takers_of_labels = pytest.mark.parametrize("backend", each_backend("merged"))
 
 
 @takers_of_labels

@@ -27,7 +27,7 @@ by_case = pytest.mark.parametrize("name", CASES)
 differentiates_forward = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 
-def function_of(name: str):
+def function_of(name: str, backend: str | None = None):
     """Attention as a function of the tensors of a case alone, and those tensors."""
     arguments = make(case(name))
     names = [x for x in TENSORS if arguments[x] is not None]
@@ -35,7 +35,7 @@ def function_of(name: str):
     rest = {x: value for x, value in arguments.items() if x not in names}
 
     def attend(*tensors: Tensor) -> Tensor:
-        return relative_attention(**dict(zip(names, tensors, strict=True)), **rest)
+        return relative_attention(**dict(zip(names, tensors, strict=True)), **rest, backend=backend)
 
     return attend, leaves
 
@@ -113,7 +113,7 @@ def test_vmap_over_masks_alone_is_one_call_for_each(kind: str, tables: str, is_c
 
 @by_case
 def test_gradients_of_gradients_are_right(name: str) -> None:
-    attend, leaves = function_of(name)
+    attend, leaves = function_of(name, "dense")
     assert torch.autograd.gradgradcheck(attend, tuple(x.requires_grad_() for x in leaves), fast_mode=True)
 
 

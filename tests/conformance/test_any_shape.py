@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.cases import Case, attend, make, outcome
-from relpos.backends import BACKENDS
+from conformance.skips import each_backend
 
-backends = pytest.mark.parametrize("backend", [x.name for x in BACKENDS])
+backends = pytest.mark.parametrize("backend", each_backend())
 
 
 @st.composite

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from conformance.cases import CASES, Case, attend, case, detached, make, outcome, plain_attention
+from conformance.skips import each_backend
 from relpos import relation_attention, relative_attention
-from relpos.backends import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
-backends = pytest.mark.parametrize("backend", [x.name for x in BACKENDS])
+backends = pytest.mark.parametrize("backend", each_backend())
 
 LOW_PRECISION_CASES = (
     "length 17",
@@ -174,7 +174,8 @@ def test_each_tensor_alone_can_need_a_gradient(backend: str, needed: str) -> Non
     torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-10)
 
 
-@backends
+# cpu draws numbers of its own: tests/backends/test_cpu_dropout.py
+@pytest.mark.parametrize("backend", each_backend("cpu"))
 @pytest.mark.parametrize("name", ["per head", "a start for each sequence, causal", "mask: float inf"])
 def test_dropout_with_one_seed_equals_the_reference(backend: str, name: str) -> None:
     arguments = make(case(name)) | {"dropout_p": 0.4}

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from conformance.cases import TENSORS, Case, attend, make
+from conformance.skips import each_backend
 from relpos import relative_attention
-from relpos.backends import BACKENDS
 
-backends = pytest.mark.parametrize("backend", [x.name for x in BACKENDS])
+backends = pytest.mark.parametrize("backend", each_backend())
 
 
 class Memory(TorchDispatchMode):
@@ -84,8 +84,9 @@ def test_memory_counts_what_lives_and_what_autograd_keeps_and_not_what_has_gone(
 
 # bytes alive at once, over those of one float32 [query, key]. Of dense it is 7.1 in the backward pass:
 # labels, which are int64 and count twice, logits, weights and the gradients between them. Of merged, which is
-# linear in the length, it is 0.42.
-PEAKS = {"dense": 8, "merged": 0.5}
+# linear in the length, it is 0.42. Of cpu it is 0.064: out and three gradients, each 1/64 of [query, key].
+# What its kernel keeps for itself is seen in tests/backends/test_cpu_machine.py.
+PEAKS = {"cpu": 0.066, "dense": 8, "merged": 0.5}
 
 
 @backends
@@ -154,7 +155,7 @@ def test_ten_starts_in_a_static_cache_compile_once(backend: str) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "without_kernel")
 def test_ten_lengths_on_both_sides_of_a_crossover_recompile_at_most_twice() -> None:
     counter = CompileCounter()
     compiled = torch.compile(attend_plainly, backend=counter, fullgraph=True)

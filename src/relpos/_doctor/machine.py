@@ -1,4 +1,4 @@
-"""Processor, memory, GPUs, and what relpos has compiled for them."""
+"""Processor, memory and GPUs."""
 
 import os
 import platform
@@ -24,11 +24,6 @@ def machine_probes() -> dict[str, Probe]:
         "GPU": _gpu,
         "Triton": _triton,
     }
-
-
-def compiled_probes() -> dict[str, Probe]:
-    """A probe for each part of relpos that is compiled; none is so far."""
-    return {}
 
 
 def devices(complain: Complain) -> Finding:

@@ -7,8 +7,9 @@ import textwrap
 from typing import NamedTuple
 
 from relpos._doctor.cases import COMMON, attention_probes
+from relpos._doctor.compiled import compiled_probes
 from relpos._doctor.finding import NO_BREAK, Finding, Probe, Problem, ask
-from relpos._doctor.machine import compiled_probes, devices, machine_probes
+from relpos._doctor.machine import devices, machine_probes
 from relpos._doctor.software import package_probes, version_probes
 
 
@@ -67,8 +68,6 @@ def _section(title: str, findings: dict[str, Finding], width: int) -> str:
     lines = [title]
     if title == "attention":
         lines += _wrapped(f"A case differs in what it names from {COMMON}.", "  ", width)
-    if title == "compiled" and not findings:
-        lines += _wrapped("nothing: this version runs on torch's own operations", "  ", width)
     column = 2 + max((len(name) for name in findings), default=0) + 2
     for name, finding in findings.items():
         label = f"  {name}".ljust(column)

@@ -3,6 +3,7 @@
 Nothing of [query, key] is kept: logits live for one block of queries and one span of keys.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from relpos._inputs import Inputs
 
-LIBRARY = Path(__file__).parent.parent / "_cpu_kernel.so"
+# RELPOS_CPU_KERNEL names a file to take in its place, such as one built to find faults of memory
+LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parent.parent / "_cpu_kernel.so")
 
 
 def _load() -> str | None:
@@ -40,7 +42,9 @@ def why_not(inputs: Inputs) -> list[str]:
         reasons.append(UNAVAILABLE)
     if inputs.query.device.type != "cpu":
         reasons.append(f"runs on the CPU alone, and query is on {inputs.query.device}")
-    if inputs.attn_mask is not None and inputs.attn_mask.requires_grad and torch.is_grad_enabled():
+    # a reentrant checkpoint runs without gradients first, and must drop then what it drops with them
+    may_differentiate = torch.is_grad_enabled() or inputs.dropout_p > 0
+    if inputs.attn_mask is not None and inputs.attn_mask.requires_grad and may_differentiate:
         reasons.append("has no gradient for attn_mask")
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         reasons.append("is an operator of relpos, which no exported program should need")
@@ -58,8 +62,10 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     rel_k, rel_v = (None if x is None else x.to(dtype) for x in (inputs.rel_k, inputs.rel_v))
     has_tables = rel_k is not None or rel_v is not None
     start, lengths = inputs.query_start, inputs.key_lengths
-    seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64) if inputs.dropout_p > 0 else None
-    out, lse = torch.ops.relpos.cpu(
+    seed = None
+    if inputs.dropout_p > 0:
+        seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=query.device)
+    out, lse = _attend(
         query,
         key,
         value,
@@ -84,8 +90,15 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
 _ARGUMENTS, _DIFFERENTIABLE = 16, 5
 
 
+def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+    may_differentiate = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if may_differentiate and any(x is not None and x.requires_grad for x in arguments[:_DIFFERENTIABLE]):
+        return _Attention.apply(*arguments)
+    return torch.ops.relpos.cpu.default(*arguments)
+
+
 def _empty_as(like: Tensor, heads: int, rows: int, columns: int) -> Tensor:
-    """[batch, heads, rows, columns] laid out as the kernel does: heads beside one another if those of `like` are."""
+    """[batch, heads, rows, columns] as the kernel lays it out: heads side by side if those of `like` are."""
     if like.stride(1) < like.stride(2):
         return like.new_empty(like.shape[0], rows, heads, columns).transpose(1, 2)
     return like.new_empty(like.shape[0], heads, rows, columns)
@@ -94,34 +107,52 @@ def _empty_as(like: Tensor, heads: int, rows: int, columns: int) -> Tensor:
 def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     query, _, value = arguments[:3]
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return _empty_as(query, *query.shape[1:3], value.shape[3]), query.new_empty(query.shape[:3], dtype=dtype)
+    _, heads, num_queries, _ = query.shape
+    out = _empty_as(query, heads, num_queries, value.shape[3])
+    return out, query.new_empty(query.shape[:3], dtype=dtype)
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    query, key, value, rel_k, rel_v = arguments[:_DIFFERENTIABLE]
-    tables = [query.new_empty(0) if x is None else x.new_empty(x.shape) for x in (rel_k, rel_v)]
-    return *(_empty_as(x, *x.shape[1:]) for x in (query, key, value)), *tables
+    *tensors, needs = *arguments[:_DIFFERENTIABLE], arguments[-1]
+    query = tensors[0]
+    grads = []
+    for i, x in enumerate(tensors):
+        if x is None or not needs >> i & 1:
+            grads.append(query.new_empty(0))
+        else:
+            grads.append(_empty_as(x, *x.shape[1:]) if i < 3 else x.new_empty(x.shape))
+    return tuple(grads)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
     ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*output, *(x for x in inputs if isinstance(x, Tensor)))
+    ctx.save_for_backward(*output, *(x if isinstance(x, Tensor) else None for x in inputs))
 
 
 def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
     # read once: what unpacks them may do so only once, as checkpoints do
     out, lse, *tensors = ctx.saved_tensors
-    left = iter(tensors)
-    arguments = [
-        next(left) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)
-    ]
+    arguments = [x if tensor is None else tensor for tensor, x in zip(tensors, ctx.others, strict=True)]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    grads = torch.ops.relpos.cpu_backward(*arguments, out, lse, grad_out, grad_lse)
-    of_tensors = [None if x is None else grad for x, grad in zip(arguments, grads, strict=False)]
+    is_needed = ctx.needs_input_grad[:_DIFFERENTIABLE]
+    needs = sum(1 << i for i, needed in enumerate(is_needed) if needed)
+    grads = torch.ops.relpos.cpu_backward.default(*arguments, out, lse, grad_out, grad_lse, needs)
+    of_tensors = [grad if needed else None for needed, grad in zip(is_needed, grads, strict=True)]
     return *of_tensors, *[None] * (_ARGUMENTS - _DIFFERENTIABLE)
+
+
+class _Attention(torch.autograd.Function):
+    """The operator with the autograd that is registered for it, which costs three times as much to reach."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        output = torch.ops.relpos.cpu.default(*arguments)
+        _keep(ctx, arguments, output)
+        return output
+
+    backward = staticmethod(_backward)
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

@@ -15,13 +15,14 @@ class Accumulated {
   const int64_t b_, h_, count_, columns_;
   bool in_place_ = false;
   int64_t row_;
-  S* data_;
+  S* data_ = nullptr;
 
  public:
   // by_head: where to leave it for a later sum over heads, or null
   Accumulated(const View& view, int64_t b, int64_t h, int64_t count, int64_t columns, S* by_head,
               Scratch& scratch)
       : view_(view), b_(b), h_(h), count_(count), columns_(columns), row_(padded_to_vectors<S>(columns)) {
+    if (!view.data) return;
     if (by_head) {
       in_place_ = true;
       data_ = by_head;
@@ -34,18 +35,21 @@ class Accumulated {
     }
     if (!in_place_) data_ = scratch.take<S>(count * row_);
   }
+  bool is_wanted() const { return data_; }
   // the first products are written to rows [begin, end) and all later ones added; other rows begin with zeros
   void begin_with(int64_t begin, int64_t end) const {
+    if (!data_) return;
     clear(0, begin);
     clear(end, count_);
   }
   void add(Scalars<S> a, Rows<const S> b, int64_t depth, const Span& span, bool is_first) const {
+    if (!data_) return;
     Rows<S> target{data_ + span.first * row_, row_};
     product<S>(a, b, {is_first ? nullptr : target.data, row_}, target, depth, span.count,
                padded_to_vectors<S>(columns_) / WIDTH<S>);
   }
   void finish() const {
-    if (in_place_) return;
+    if (in_place_ || !data_) return;
     for (int64_t j = 0; j < count_; j++) {
       T* target = const_cast<T*>(at<T>(view_, b_, h_, j));
       write_row(data_ + j * row_, columns_, S(1), target, view_.stride[3]);
@@ -68,21 +72,25 @@ class Backward {
   const int64_t head;
   const int64_t row_k, row_v;     // padded d_k, d_v
   Accumulated<T, S> grad_key, grad_value;
-  S* grad_rel_k = nullptr;        // [rows reached, padded d_k]
-  S* grad_rel_v = nullptr;
+  const bool needs_logits;        // whether anything asks for the gradients of the logits
+  S* grad_rel_k;                  // [rows reached, padded d_k], or null where nobody asks for it
+  S* grad_rel_v;
 
  public:
-  Backward(const Problem& problem, int64_t head_of_all, Scratch& scratch)
+  Backward(const Problem& problem, int64_t head_of_all, int64_t group, bool is_first_of_group, Scratch& scratch)
       : p(problem),
         head(head_of_all),
         row_k(padded_to_vectors<S>(problem.d_k)),
         row_v(padded_to_vectors<S>(problem.d_v)),
         grad_key(problem.grad_key, head / p.heads, head % p.heads, p.keys, p.d_k,
-                 part<S>(p.grad_key_by_head, p.keys * row_k), scratch),
+                 part(p.grad_key_by_head, head, p.keys * row_k), scratch),
         grad_value(problem.grad_value, head / p.heads, head % p.heads, p.keys, p.d_v,
-                   part<S>(p.grad_value_by_head, p.keys * row_v), scratch) {
-    grad_rel_k = zeroed(part<S>(p.grad_rel_k_parts, p.rows_reached * row_k), p.rows_reached * row_k);
-    grad_rel_v = zeroed(part<S>(p.grad_rel_v_parts, p.rows_reached * row_v), p.rows_reached * row_v);
+                   part(p.grad_value_by_head, head, p.keys * row_v), scratch),
+        needs_logits(p.grad_query.data || p.grad_key.data || p.grad_rel_k_parts) {
+    grad_rel_k = part(p.grad_rel_k_parts, p.rel_k_head ? head : group, p.rows_reached * row_k);
+    grad_rel_v = part(p.grad_rel_v_parts, p.rel_v_head ? head : group, p.rows_reached * row_v);
+    if (p.rel_k_head || is_first_of_group) zeroed(grad_rel_k, p.rows_reached * row_k);
+    if (p.rel_v_head || is_first_of_group) zeroed(grad_rel_v, p.rows_reached * row_v);
   }
 
   void run(Scratch& scratch) {
@@ -96,9 +104,8 @@ class Backward {
   }
 
  private:
-  template <class X>
-  X* part(void* parts, int64_t size) const {
-    return parts ? static_cast<X*>(parts) + head * size : nullptr;
+  static S* part(void* parts, int64_t index, int64_t size) {
+    return parts ? static_cast<S*>(parts) + index * size : nullptr;
   }
   static S* zeroed(S* x, int64_t size) {
     if (x)
@@ -152,9 +159,10 @@ class Backward {
           values_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
           product<S>({queries.table(p.rel_v, p.rel_v_head), p.rel_v_row, 1}, {grad_out_t, LANES},
                      {nullptr, 0}, {values_by_label, LANES}, p.d_v, p.labels, vectors);
-          weight_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
         }
-        if (p.rel_k) grad_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
+        if (of.grad_rel_v)
+          weight_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
+        if (needs_rel_k()) grad_by_label = zeroed(scratch.take<S>((p.labels + 1) * LANES), (p.labels + 1) * LANES);
       }
     }
 
@@ -165,7 +173,7 @@ class Backward {
       }
       queries.for_spans(0, p.keys, [&](const Span& span) { add(span, is_first); });
       add_tables();
-      for (int i = 0; i < rows; i++) {
+      for (int i = 0; p.grad_query.data && i < rows; i++) {
         T* target = const_cast<T*>(at<T>(p.grad_query, queries.b, queries.h, queries.first + i));
         write_row(grad_query + i * row_k, p.d_k, S(p.scale), target, p.grad_query.stride[3]);
       }
@@ -206,6 +214,25 @@ class Backward {
 
     void add(const Span& span, bool is_first) {
       queries.logits(span, weights);
+      if (of.needs_logits) find_grad_weights(span);
+      differentiate(span);
+      of.grad_value.add({weights, LANES, 1}, {grad_out_rows, row_v}, rows, span, is_first);
+      of.grad_key.add({grad_logits, LANES, 1}, {query_rows, row_k}, rows, span, is_first);
+      if (p.grad_query.data) {
+        Rows<const S> keys =
+            rows_of<T, S>(p.key, queries.b, queries.kv, span.first, span.count, p.d_k, true, key_rows);
+        add_product<S>({grad_logits, 1, LANES}, keys, {grad_query, row_k}, span.count, rows, row_k / W);
+      }
+      if (span.region == Region::labelled) {
+        if (grad_by_label) queries.sum_by_label(span, grad_logits, grad_by_label);
+        if (weight_by_label) queries.sum_by_label(span, weights, weight_by_label);
+      } else {
+        add_relative(span);
+      }
+    }
+
+    // grad_logits [span, LANES] = grad_out . (value + rel_v), the gradients of the weights
+    void find_grad_weights(const Span& span) {
       Rows<const S> values =
           rows_of<T, S>(p.value, queries.b, queries.kv, span.first, span.count, p.d_v, false, value_rows);
       Rows<const S> init{nullptr, 0};
@@ -220,19 +247,6 @@ class Backward {
       product<S>({values.data, values.row, 1}, {grad_out_t, LANES}, init, {grad_logits, LANES}, p.d_v,
                  span.count, vectors);
       if (values_by_label) queries.add_by_label(span, values_by_label, grad_logits);
-      differentiate(span);
-
-      of.grad_value.add({weights, LANES, 1}, {grad_out_rows, row_v}, rows, span, is_first);
-      of.grad_key.add({grad_logits, LANES, 1}, {query_rows, row_k}, rows, span, is_first);
-      Rows<const S> keys =
-          rows_of<T, S>(p.key, queries.b, queries.kv, span.first, span.count, p.d_k, true, key_rows);
-      add_product<S>({grad_logits, 1, LANES}, keys, {grad_query, row_k}, span.count, rows, row_k / W);
-      if (span.region == Region::labelled) {
-        if (p.rel_k) queries.sum_by_label(span, grad_logits, grad_by_label);
-        if (p.rel_v) queries.sum_by_label(span, weights, weight_by_label);
-      } else {
-        add_relative(span);
-      }
     }
 
     // logits and gradients of weights to weights and gradients of logits
@@ -246,7 +260,9 @@ class Backward {
           S* weight = weights + j * LANES + v * W;
           S* grad = grad_logits + j * LANES + v * W;
           const V softmax = exponential(load(weight) - of_query);
-          if (factors) {
+          if (!of.needs_logits) {
+            store(weight, factors ? softmax * load(factors + j * LANES + v * W) : softmax);
+          } else if (factors) {
             const V factor = load(factors + j * LANES + v * W);
             store(weight, softmax * factor);
             store(grad, softmax * (load(grad) * factor - too_much));
@@ -259,43 +275,39 @@ class Backward {
     }
 
     void add_relative(const Span& span) {
-      if (p.rel_k) queries.add_far(span, grad_logits, far_grad);
-      if (p.rel_v) queries.add_far(span, weights, far_weight);
+      if (needs_rel_k()) queries.add_far(span, grad_logits, far_grad);
+      if (of.grad_rel_v) queries.add_far(span, weights, far_weight);
       const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
       if (count == 0) return;
       const int64_t row = queries.first_distance(span) + p.left;
-      if (p.rel_k) {
-        queries.clear_margins(span, grad_logits);
+      if (needs_rel_k()) queries.clear_margins(span, grad_logits);
+      if (p.rel_k && p.grad_query.data)
         add_product<S>(queries.by_query_and_distance(span, grad_logits),
                        {queries.table(p.rel_k, p.rel_k_head) + row * p.rel_k_row, p.rel_k_row},
                        {grad_query, row_k}, count, rows, row_k / W);
-        add_to_table(of.grad_rel_k, row, row_k, queries.by_distance_and_query(span, grad_logits), query_rows,
-                     count);
-      }
-      if (p.rel_v) {
-        queries.clear_margins(span, weights);
-        add_to_table(of.grad_rel_v, row, row_v, queries.by_distance_and_query(span, weights), grad_out_rows,
-                     count);
-      }
+      add_to_table(of.grad_rel_k, row, row_k, queries.by_distance_and_query(span, grad_logits), query_rows, count);
+      if (!of.grad_rel_v) return;
+      queries.clear_margins(span, weights);
+      add_to_table(of.grad_rel_v, row, row_v, queries.by_distance_and_query(span, weights), grad_out_rows, count);
     }
+
+    // whether sums of the logits' gradients for each row of rel_k are of use
+    bool needs_rel_k() const { return p.rel_k && (p.grad_query.data || of.grad_rel_k); }
 
     // what is known only when all keys have gone by
     void add_tables() {
+      const S* rel_k = p.rel_k && p.grad_query.data ? queries.table(p.rel_k, p.rel_k_head) : nullptr;
       if (p.relations.data) {
-        if (p.rel_k) {
-          add_product<S>({grad_by_label, 1, LANES}, {queries.table(p.rel_k, p.rel_k_head), p.rel_k_row},
-                         {grad_query, row_k}, p.labels, rows, row_k / W);
-          add_to_table(of.grad_rel_k, 0, row_k, {grad_by_label, LANES, 1}, query_rows, p.labels);
-        }
-        if (p.rel_v) add_to_table(of.grad_rel_v, 0, row_v, {weight_by_label, LANES, 1}, grad_out_rows, p.labels);
+        if (rel_k)
+          add_product<S>({grad_by_label, 1, LANES}, {rel_k, p.rel_k_row}, {grad_query, row_k}, p.labels, rows,
+                         row_k / W);
+        add_to_table(of.grad_rel_k, 0, row_k, {grad_by_label, LANES, 1}, query_rows, p.labels);
+        add_to_table(of.grad_rel_v, 0, row_v, {weight_by_label, LANES, 1}, grad_out_rows, p.labels);
         return;
       }
-      if (p.rel_k) {
-        add_far_rows(far_grad, queries.table(p.rel_k, p.rel_k_head), p.labels, p.rel_k_row, rows, grad_query,
-                     row_k);
-        add_far_to_table(of.grad_rel_k, row_k, far_grad, query_rows);
-      }
-      if (p.rel_v) add_far_to_table(of.grad_rel_v, row_v, far_weight, grad_out_rows);
+      if (rel_k) add_far_rows(far_grad, rel_k, p.labels, p.rel_k_row, rows, grad_query, row_k);
+      add_far_to_table(of.grad_rel_k, row_k, far_grad, query_rows);
+      add_far_to_table(of.grad_rel_v, row_v, far_weight, grad_out_rows);
     }
 
     void add_far_to_table(S* table, int64_t row, const S* far, const S* y) {
@@ -303,9 +315,10 @@ class Backward {
       add_to_table(table, p.labels - 1, row, {far + LANES, LANES, 1}, y, 1);
     }
 
-    // the table's rows from `first` on += x [row, query] times y [query, columns]; rows that no pair of the
-    // whole call uses have no place and nothing to add
+    // the table's rows from `first` on += x [row, query] times y [query, columns], if anybody asks for them; rows
+    // that no pair of the whole call uses have no place and nothing to add
     void add_to_table(S* table, int64_t first, int64_t row, Scalars<S> x, const S* y, int64_t count) {
+      if (!table) return;
       const int64_t begin = larger_of(first, p.first_row);
       const int64_t end = smaller_of(first + count, p.first_row + p.rows_reached);
       if (begin >= end) return;
@@ -316,9 +329,12 @@ class Backward {
 };
 
 template <class T, class S>
-void backward(const Problem& p, int64_t head) {
-  Scratch& scratch = Scratch::of_this_thread();
-  Backward<T, S>(p, head, scratch).run(scratch);
+void backward(const Problem& p, int64_t group) {
+  const int64_t heads = p.batch * p.heads, first = group * heads / p.groups;
+  for (int64_t head = first; head < (group + 1) * heads / p.groups; head++) {
+    Scratch& scratch = Scratch::of_this_thread();
+    Backward<T, S>(p, head, group, head == first, scratch).run(scratch);
+  }
 }
 
 // Gradients of a key head that several query heads share, from the part of each, in their order.
@@ -340,11 +356,11 @@ void sum_heads(const View& grad, const void* parts, int64_t b, int64_t kv, int64
 template <class T, class S>
 void sum_shared_heads(const Problem& p, int64_t head) {
   const int64_t b = head / p.kv_heads, kv = head % p.kv_heads, group = p.heads / p.kv_heads;
-  sum_heads<T, S>(p.grad_key, p.grad_key_by_head, b, kv, group, p, p.d_k);
-  sum_heads<T, S>(p.grad_value, p.grad_value_by_head, b, kv, group, p, p.d_v);
+  if (p.grad_key.data) sum_heads<T, S>(p.grad_key, p.grad_key_by_head, b, kv, group, p, p.d_k);
+  if (p.grad_value.data) sum_heads<T, S>(p.grad_value, p.grad_value_by_head, b, kv, group, p, p.d_v);
 }
 
-// One row of a table's gradient from the parts of every head and sequence, in their order.
+// One row of a table's gradient from all its parts, in their order.
 template <class S>
 void sum_table(const Problem& p, const void* parts, void* table, bool by_head, int64_t columns, int64_t row) {
   if (!parts) return;
@@ -355,7 +371,7 @@ void sum_table(const Problem& p, const void* parts, void* table, bool by_head, i
     for (int64_t first = 0; first < columns; first += WIDEST) {
       const int64_t width = smaller_of(WIDEST, columns - first);
       double sums[WIDEST] = {};
-      for (int64_t part = h; part < p.batch * p.heads; part += by_head ? p.heads : 1) {
+      for (int64_t part = h; part < (by_head ? p.batch * p.heads : p.groups); part += by_head ? p.heads : 1) {
         const S* x = static_cast<const S*>(parts) + part * size + row * padded + first;
         for (int64_t c = 0; c < width; c++) sums[c] += x[c];
       }

@@ -36,7 +36,7 @@ static int64_t forward_tasks(const Problem& p) {
 
 static void run_forward(const Problem& p, int64_t task) { RELPOS_FOR_KIND(forward, task) }
 static void run_merge_splits(const Problem& p, int64_t head) { RELPOS_FOR_KIND(merge_splits, head) }
-static void run_backward(const Problem& p, int64_t head) { RELPOS_FOR_KIND(backward, head) }
+static void run_backward(const Problem& p, int64_t group) { RELPOS_FOR_KIND(backward, group) }
 static void run_sum_shared_heads(const Problem& p, int64_t head) { RELPOS_FOR_KIND(sum_shared_heads, head) }
 static void run_sum_tables(const Problem& p, int64_t row) {
   return is_double(p) ? sum_tables<double>(p, row) : sum_tables<float>(p, row);

@@ -22,6 +22,10 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 
+// Sums for a shared table are kept apart for so many groups of heads, whatever the number of threads: as many
+// threads find work in the backward pass, and the sums' order hangs on sizes alone.
+constexpr int64_t MOST_GROUPS = 128;
+
 // The best that this processor has, or what RELPOS_CPU names if it has that.
 const Kernel& best_kernel() {
   const char* wanted = std::getenv("RELPOS_CPU");
@@ -196,22 +200,28 @@ void find_reach(Problem& p) {
   p.rows_reached = std::max<int64_t>(0, farthest - nearest + 1);
 }
 
+// needs: bit i is set where the gradient of the i-th of query, key, value, rel_k and rel_v is asked for; the others
+// come back empty
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     Tensor query, Tensor key, Tensor value, Optional rel_k, Optional rel_v, Optional relations, Optional mask,
     Optional starts, int64_t start, Optional key_lengths, int64_t left, int64_t right, bool is_causal,
-    Optional seed, double dropout_p, double scale, Tensor out, Tensor lse, Tensor grad_out, Optional grad_lse) {
+    Optional seed, double dropout_p, double scale, Tensor out, Tensor lse, Tensor grad_out, Optional grad_lse,
+    int64_t needs) {
   Call call(query, key, value, rel_k, rel_v, relations, mask, starts, start, key_lengths, left, right, is_causal,
             seed, dropout_p, scale);
   Problem& p = call.p;
-  Tensor grad_query = empty_as(query, p.heads, p.queries, p.d_k);
-  Tensor grad_key = empty_as(key, p.kv_heads, p.keys, p.d_k);
-  Tensor grad_value = empty_as(value, p.kv_heads, p.keys, p.d_v);
-  Tensor grad_rel_k = rel_k ? torch::stable::new_zeros(*rel_k, rel_k->sizes()) : empty(query, {0});
-  Tensor grad_rel_v = rel_v ? torch::stable::new_zeros(*rel_v, rel_v->sizes()) : empty(query, {0});
+  const auto is_needed = [needs](int i) { return (needs >> i & 1) == 1; };
+  const auto none = [&] { return empty(query, {0}); };  // no two results share memory
+  const Tensor grad_query = is_needed(0) ? empty_as(query, p.heads, p.queries, p.d_k) : none();
+  const Tensor grad_key = is_needed(1) ? empty_as(key, p.kv_heads, p.keys, p.d_k) : none();
+  const Tensor grad_value = is_needed(2) ? empty_as(value, p.kv_heads, p.keys, p.d_v) : none();
+  const Tensor grad_rel_k = rel_k && is_needed(3) ? torch::stable::new_zeros(*rel_k, rel_k->sizes()) : none();
+  const Tensor grad_rel_v = rel_v && is_needed(4) ? torch::stable::new_zeros(*rel_v, rel_v->sizes()) : none();
+  const std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> grads{grad_query, grad_key, grad_value, grad_rel_k,
+                                                                 grad_rel_v};
   if (call.is_empty()) {
-    torch::stable::zero_(grad_key);
-    torch::stable::zero_(grad_value);
-    return {grad_query, grad_key, grad_value, grad_rel_k, grad_rel_v};
+    for (Tensor grad : {grad_key, grad_value}) torch::stable::zero_(grad);
+    return grads;
   }
   p.out = view_of(out), p.grad_out = view_of(grad_out);
   STD_TORCH_CHECK(lse.is_contiguous(), "relpos: lse is contiguous");
@@ -220,31 +230,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     call.kept.push_back(torch::stable::contiguous(*grad_lse));
     p.grad_lse = call.kept.back().data_ptr();
   }
-  p.grad_query = view_of(grad_query), p.grad_key = view_of(grad_key), p.grad_value = view_of(grad_value);
+  if (is_needed(0)) p.grad_query = view_of(grad_query);
+  if (is_needed(1)) p.grad_key = view_of(grad_key);
+  if (is_needed(2)) p.grad_value = view_of(grad_value);
   find_reach(p);
   const Kernel& k = kernel();
-  const auto parts = [&](std::vector<int64_t> sizes) {
-    call.kept.push_back(empty(query, sizes, call.sum_type()));
+  const int64_t heads = p.batch * p.heads;
+  p.groups = std::min(heads, MOST_GROUPS);
+  const auto parts = [&](int64_t count, int64_t rows, int64_t columns) {
+    call.kept.push_back(empty(query, {count, rows, k.padded(p, columns)}, call.sum_type()));
     return call.kept.back().data_ptr();
   };
-  const int64_t heads = p.batch * p.heads;
-  if (p.kv_heads != p.heads) {
-    p.grad_key_by_head = parts({heads, p.keys, k.padded(p, p.d_k)});
-    p.grad_value_by_head = parts({heads, p.keys, k.padded(p, p.d_v)});
-  }
-  if (rel_k) {
-    p.grad_rel_k_parts = parts({heads, p.rows_reached, k.padded(p, p.d_k)});
+  const bool are_shared = p.kv_heads != p.heads;
+  if (are_shared && is_needed(1)) p.grad_key_by_head = parts(heads, p.keys, p.d_k);
+  if (are_shared && is_needed(2)) p.grad_value_by_head = parts(heads, p.keys, p.d_v);
+  if (rel_k && is_needed(3)) {
+    p.grad_rel_k_parts = parts(p.rel_k_head ? heads : p.groups, p.rows_reached, p.d_k);
     p.grad_rel_k = grad_rel_k.data_ptr();
   }
-  if (rel_v) {
-    p.grad_rel_v_parts = parts({heads, p.rows_reached, k.padded(p, p.d_v)});
+  if (rel_v && is_needed(4)) {
+    p.grad_rel_v_parts = parts(p.rel_v_head ? heads : p.groups, p.rows_reached, p.d_v);
     p.grad_rel_v = grad_rel_v.data_ptr();
   }
-  in_parallel(heads, [&](int64_t head) { k.backward(p, head); });
-  if (p.grad_key_by_head)
-    in_parallel(p.batch * p.kv_heads, [&](int64_t head) { k.sum_shared_heads(p, head); });
-  if (rel_k || rel_v) in_parallel(p.rows_reached, [&](int64_t row) { k.sum_tables(p, row); });
-  return {grad_query, grad_key, grad_value, grad_rel_k, grad_rel_v};
+  in_parallel(p.groups, [&](int64_t group) { k.backward(p, group); });
+  if (are_shared) in_parallel(p.batch * p.kv_heads, [&](int64_t head) { k.sum_shared_heads(p, head); });
+  if (p.grad_rel_k || p.grad_rel_v) in_parallel(p.rows_reached, [&](int64_t row) { k.sum_tables(p, row); });
+  return grads;
 }
 
 std::string instruction_set() { return kernel().name; }
@@ -259,7 +270,7 @@ std::string instruction_set() { return kernel().name; }
 STABLE_TORCH_LIBRARY_FRAGMENT(relpos, library) {
   library.def("cpu(" RELPOS_PROBLEM ") -> (Tensor, Tensor)");
   library.def("cpu_backward(" RELPOS_PROBLEM
-              ", Tensor out, Tensor lse, Tensor grad_out, Tensor? grad_lse)"
+              ", Tensor out, Tensor lse, Tensor grad_out, Tensor? grad_lse, int needs)"
               " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("cpu_instruction_set() -> str");
 }

@@ -39,15 +39,17 @@ struct Problem {
 
   View grad_out;
   const void* grad_lse = nullptr;  // Sum [batch, heads, queries], contiguous, or absent
-  View grad_query, grad_key, grad_value;  // written
-  // Sum [batch, heads, keys, d]: where several query heads share a key head, the part of each; else absent
+  View grad_query, grad_key, grad_value;  // written; absent where nobody asks for it, as all that follow
+  // Sum [batch, heads, keys, padded d]: where several query heads share a key head, the part of each
   void* grad_key_by_head = nullptr;
   void* grad_value_by_head = nullptr;
-  // Sum [batch * heads, reach, padded d]: the part of each head in each sequence; absent without a table
+  // Sum [parts, rows reached, padded d]: a part for each group of heads, or for each head if it has a table of
+  // its own
   void* grad_rel_k_parts = nullptr;
   void* grad_rel_v_parts = nullptr;
-  void* grad_rel_k = nullptr;  // as rel_k; written
+  void* grad_rel_k = nullptr;  // as rel_k, rows one behind the other; written
   void* grad_rel_v = nullptr;
+  int64_t groups = 0;          // of the batch * heads heads, neighbours together: the tasks of the backward pass
 
   int64_t first_row = 0, rows_reached = 0;  // rows of the tables that some pair may use
 };
@@ -61,7 +63,7 @@ struct Kernel {
   int64_t (*forward_tasks)(const Problem&);
   void (*forward)(const Problem&, int64_t task);
   void (*merge_splits)(const Problem&, int64_t head);       // head of batch * heads
-  void (*backward)(const Problem&, int64_t head);           // head of batch * heads
+  void (*backward)(const Problem&, int64_t group);
   void (*sum_shared_heads)(const Problem&, int64_t head);   // head of batch * kv_heads
   void (*sum_tables)(const Problem&, int64_t row);          // row of rows_reached
 };

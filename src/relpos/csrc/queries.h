@@ -188,14 +188,13 @@ class QueryBlock {
         V square[W];
         for (int w = 0; w < W; w++) {
           const int i = v * W + w;
+          square[w] = V{};
           if (i < rows) {
             const X* source = at<X>(x, b, h, first + i, column + c);
             if constexpr (sizeof(X) == sizeof(S))
               square[w] = load(reinterpret_cast<const S*>(source)) * factor;
             else
               for (int l = 0; l < W; l++) square[w][l] = S(widened(source[l])) * factor;
-          } else {
-            square[w] = V{};
           }
         }
         transpose<S>(square);
