@@ -303,6 +303,11 @@ def test_masks_that_need_a_gradient_are_left_to_dense() -> None:
         assert explain_backends(**arguments, dropout_p=0.1).chosen == "dense"
 
 
+def test_a_kernel_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "VERSION", cpu.VERSION + 1)
+    assert "from other sources" in str(cpu._load())
+
+
 def test_every_reason_is_said() -> None:
     with torch.device("meta"):
         x = torch.zeros(1, 1, 4, 8)

@@ -16,14 +16,22 @@ from relpos._inputs import Inputs
 LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parent.parent / "_cpu_kernel.so")
 
 
+# of the operators' signatures: goes up in operators.cpp too when one changes
+VERSION = 1
+
+
 def _load() -> str | None:
     """Why the kernel cannot be used, or None."""
     if not LIBRARY.exists():
         return "was not built: install relpos with a C++ compiler and --no-build-isolation"
     try:
         torch.ops.load_library(LIBRARY)
-    except OSError as error:
-        return f"was built for another torch or machine: {str(error).splitlines()[0]}"
+        version = torch.ops.relpos.cpu_version()
+    except (OSError, AttributeError) as error:
+        # torch says which file, and its cause why
+        return f"was built for another torch or machine: {str(error.__cause__ or error).splitlines()[0]}"
+    if version != VERSION:
+        return f"was built from other sources, version {version} and not {VERSION}: install relpos again"
     return None
 
 

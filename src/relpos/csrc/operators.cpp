@@ -260,6 +260,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 
 std::string instruction_set() { return kernel().name; }
 
+// Goes up when a signature changes, and backends/cpu.py's with it: an installation may hold an older build.
+int64_t version() { return 1; }
+
 #define RELPOS_PROBLEM                                                                                      \
   "Tensor query, Tensor key, Tensor value, Tensor? rel_k, Tensor? rel_v, Tensor? relations, Tensor? mask, " \
   "Tensor? starts, SymInt start, Tensor? key_lengths, SymInt left, SymInt right, bool is_causal, "          \
@@ -273,6 +276,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(relpos, library) {
               ", Tensor out, Tensor lse, Tensor grad_out, Tensor? grad_lse, int needs)"
               " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("cpu_instruction_set() -> str");
+  library.def("cpu_version() -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(relpos, CPU, library) {
@@ -282,6 +286,7 @@ STABLE_TORCH_LIBRARY_IMPL(relpos, CPU, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(relpos, CompositeExplicitAutograd, library) {
   library.impl("cpu_instruction_set", TORCH_BOX(&instruction_set));
+  library.impl("cpu_version", TORCH_BOX(&version));
 }
 
 }  // namespace relpos
