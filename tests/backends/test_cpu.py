@@ -232,6 +232,18 @@ def test_tables_get_the_gradients_of_every_head_where_there_are_more_than_groups
         torch.testing.assert_close(found[name], x, atol=1e-10, rtol=1e-10)
 
 
+def test_what_is_kept_may_come_back_in_another_layout() -> None:
+    arguments = make(case("grouped heads, a start each"))
+    truth = outcome(*attend("cpu", arguments), arguments)
+    turned = torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.mT.contiguous() if x.dim() > 1 else x, lambda x: x.mT if x.dim() > 1 else x
+    )
+    with turned:
+        found = outcome(*attend("cpu", arguments), arguments)
+    for name, x in truth.items():
+        torch.testing.assert_close(found[name], x, atol=1e-12, rtol=1e-12)
+
+
 def test_nothing_is_kept_where_nothing_needs_a_gradient() -> None:
     arguments = make(case("per head"))
     with torch.no_grad():
@@ -303,7 +315,7 @@ def test_masks_that_need_a_gradient_are_left_to_dense() -> None:
         assert explain_backends(**arguments, dropout_p=0.1).chosen == "dense"
 
 
-def test_a_kernel_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_other_signatures_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "VERSION", cpu.VERSION + 1)
     assert "from other sources" in str(cpu._load())
 

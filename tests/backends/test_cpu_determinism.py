@@ -112,6 +112,25 @@ def outcome_of_ones(arguments: dict, length: int | None = None) -> dict[str, Ten
     return {"out": out.detach(), "lse": lse.detach()} | dict(zip(names, grads, strict=True))
 
 
+@pytest.mark.parametrize("tables", ["both", "neither"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "padded_queries", "padded_keys"),
+    [(2, 2, 30, 30), (3, 30, 10, 50), (3, 30, 70, 30), (50, 3000, 100, 3000), (1, 4097, 200, 5000)],
+)
+def test_more_queries_and_keys_beside_it_change_no_bit_of_a_query(
+    queries: int, keys: int, padded_queries: int, padded_keys: int, tables: str
+) -> None:
+    sizes = {"num_queries": padded_queries, "num_keys": padded_keys, "left": 5, "right": 3, "tables": tables}
+    padded = make(Case("any", batch=1, query_start=7, **sizes), torch.float32)
+    alone = dict(padded)
+    alone["query"] = padded["query"][:, :, :queries]
+    alone |= {name: padded[name][:, :, :keys] for name in ("key", "value")}
+    padded["key_lengths"] = torch.tensor([keys])
+    found, truth = (attend("cpu", x) for x in (padded, alone))
+    for x, y in zip(found, truth, strict=True):
+        assert torch.equal(x[:, :, :queries], y)
+
+
 def test_a_call_between_leaves_nothing_behind() -> None:
     arguments = make(case("length 257, key lengths"))
     truth = outcome(*attend("cpu", arguments), arguments)

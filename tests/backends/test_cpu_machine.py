@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,19 @@ def test_every_instruction_set_gives_the_reference_in_every_case(wanted: str) ->
         pytest.skip(f"this processor has no {wanted}")
     done = json.loads(in_a_process(EVERY_CASE, RELPOS_CPU=wanted).stdout)
     assert done == {"set": wanted, "wrong": []}
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no compiler")
+def test_a_compiler_without_shuffles_gives_the_reference_in_every_case(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "CXXFLAGS": "-DRELPOS_NO_SHUFFLES -O1", "RELPOS_BUILD_KERNEL": "1"}
+    where = ["--build-lib", str(tmp_path), "--build-temp", str(tmp_path / "objects")]
+    command = [sys.executable, "setup.py", "-q", "build_ext", *where]
+    subprocess.run(command, cwd=root, env=environment, check=True, timeout=300)
+    done = in_a_process(
+        EVERY_CASE, RELPOS_CPU_KERNEL=str(tmp_path / "relpos/_cpu_kernel.so"), RELPOS_CPU="avx2"
+    )
+    assert json.loads(done.stdout)["wrong"] == []
 
 
 def test_lengths_and_starts_that_a_compiled_call_cannot_check_reach_no_other_memory() -> None:

@@ -1,6 +1,7 @@
 """The kernel's numbers where its blocks, spans, splits and dtypes end."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -216,6 +217,44 @@ def test_what_does_not_exist_may_hold_anything(n: int, d: int, held: float) -> N
                 given[name][s, :, length:] = held
     found = outcome(*attend("cpu", given), given)
     assert all(torch.equal(found[name], x) for name, x in truth.items())
+
+
+@pytest.mark.parametrize("place", [0, 2047, 2048, 4200])
+@pytest.mark.parametrize("n", [1, 70])
+def test_what_is_not_a_number_comes_out_wherever_it_stands(place: int, n: int) -> None:
+    given = make(Case("any", num_queries=n, num_keys=4300, batch=1, heads=1, query_start=9), torch.float32)
+    with torch.no_grad():
+        given["key"][0, 0, place] = math.nan
+    out, lse = attend("cpu", given)
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
+def test_a_query_without_a_key_has_no_gradients_whatever_comes_in() -> None:
+    given = make(Case("any", num_queries=5, num_keys=5, query_start=-2, is_causal=True, batch=1))
+    tensors = [x for x in (given[name] for name in ("query", "key", "value", "rel_k", "rel_v"))]
+    out, lse = attend("cpu", given)
+    grads = torch.randn_like(out), torch.randn_like(lse)
+    truth = torch.autograd.grad((out, lse), tensors, grads, retain_graph=True)
+    for x in grads:
+        x[:, :, :2] = math.nan
+    found = torch.autograd.grad((out, lse), tensors, grads)
+    assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
+
+
+@pytest.fixture
+def flushing() -> Iterator[None]:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("flushing")
+def test_subnormal_float16_is_kept_where_subnormal_float32_is_not() -> None:
+    value = torch.full((1, 1, 1, 8), 6e-7, dtype=torch.float16)
+    out = relative_attention(value, value, value, None, None, backend="cpu")
+    assert torch.equal(out.view(torch.int16), value.view(torch.int16))
 
 
 def every_number(dtype: torch.dtype) -> Tensor:

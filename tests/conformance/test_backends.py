@@ -225,3 +225,15 @@ def test_checkpointed_backend_gives_the_same_gradients(backend: str) -> None:
         use_reentrant=False,
     )
     assert_same(outcome(*checkpointed, arguments), truth)
+
+
+@backends
+def test_two_parts_of_the_keys_merge_and_a_query_with_no_key_in_either_has_no_gradients(backend: str) -> None:
+    arguments = make(case("no key")) | {"attn_mask": None, "query_start": -2, "is_causal": True}
+    tensors = [arguments[name] for name in ("query", "key", "value", "rel_k", "rel_v")]
+    _, first = attend(backend, arguments)
+    _, second = attend(backend, arguments)
+    merged = torch.logaddexp(first, second)
+    # of -inf and -inf the gradient is no number, and it comes back to queries without a key
+    grads = torch.autograd.grad(merged[merged.isfinite()].sum(), tensors, allow_unused=True)
+    assert not any(x.isnan().any() for x in grads if x is not None)

@@ -23,13 +23,17 @@ VERSION = 1
 def _load() -> str | None:
     """Why the kernel cannot be used, or None."""
     if not LIBRARY.exists():
-        return "was not built: install relpos with a C++ compiler and --no-build-isolation"
+        if "RELPOS_CPU_KERNEL" in os.environ:
+            return f"is missing: RELPOS_CPU_KERNEL names {LIBRARY}"
+        return (
+            "was not built: see what `pip install -v` of relpos says, with torch and a C++ compiler at hand"
+        )
     try:
         torch.ops.load_library(LIBRARY)
         version = torch.ops.relpos.cpu_version()
     except (OSError, AttributeError) as error:
         # torch says which file, and its cause why
-        return f"was built for another torch or machine: {str(error.__cause__ or error).splitlines()[0]}"
+        return f"was built for another torch or machine: {next(iter(str(error.__cause__ or error).splitlines()), '')}"
     if version != VERSION:
         return f"was built from other sources, version {version} and not {VERSION}: install relpos again"
     return None

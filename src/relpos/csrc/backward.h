@@ -152,6 +152,8 @@ class Backward {
       grad_out_t = scratch.take<S>(p.d_v * LANES);
       queries.template transposed<T>(p.grad_out, 0, p.d_v, S(1), grad_out_t);
       find_delta();
+      for (int i = 0; i < rows; i++)
+        if (lse[i] == S(INFINITY)) forget(i);
       if (p.rel_v && !p.relations.data)
         queries.far_rows(p.rel_v, p.rel_v_head, p.rel_v_row, grad_out_t, p.d_v, far_v);
       if (p.relations.data) {
@@ -187,6 +189,13 @@ class Backward {
         copy_row(source, x.stride[3], columns, factor, copy + i * row);
       }
       return copy;
+    }
+
+    // a query without a key has no gradients, whatever comes in, not a number included
+    void forget(int i) {
+      delta[i] = 0;
+      for (int64_t c = 0; c < row_v; c++) grad_out_rows[i * row_v + c] = 0;
+      for (int64_t c = 0; c < p.d_v; c++) grad_out_t[c * LANES + i] = 0;
     }
 
     void find_delta() {

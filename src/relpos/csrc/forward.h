@@ -7,15 +7,16 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// Few queries against many keys: the keys are cut, so that there is work for every thread. The cut depends on
-// one sequence's sizes alone.
+// So many keys are one softmax of its own, and those of several are merged in their order: for few queries against
+// many keys each is a task, so that there is work for every thread. A result hangs neither on the number of queries
+// nor on which of both ways it went.
 constexpr int64_t KEYS_OF_SPLIT = 2048;
 
 inline int64_t blocks_of(const Problem& p) { return (p.queries + LANES - 1) / LANES; }
 inline int64_t splits_of(const Problem& p) {
-  if (p.queries > LANES || p.keys <= KEYS_OF_SPLIT) return 1;
-  return (p.keys + KEYS_OF_SPLIT - 1) / KEYS_OF_SPLIT;
+  return larger_of(1, (p.keys + KEYS_OF_SPLIT - 1) / KEYS_OF_SPLIT);
 }
+inline bool are_splits_tasks(const Problem& p) { return p.queries <= LANES && splits_of(p) > 1; }
 
 // Running sums of one block: outputs [rows, padded d_v] not yet divided, maxima and sums of weights [LANES].
 template <class S>
@@ -23,17 +24,32 @@ struct Sums {
   S* out;
   S* most;
   S* weight;
-  static int64_t size(const Problem& p) { return LANES * padded_to_vectors<S>(p.d_v) + 2 * LANES; }
-  Sums(const Problem& p, S* memory)
-      : out(memory + 2 * LANES), most(memory), weight(memory + LANES) {
+  static int64_t out_size(const Problem& p) {
+    return smaller_of(p.queries, LANES) * padded_to_vectors<S>(p.d_v);
+  }
+  static int64_t size(const Problem& p) { return out_size(p) + 2 * LANES; }
+  explicit Sums(S* memory) : out(memory + 2 * LANES), most(memory), weight(memory + LANES) {}
+  void clear(const Problem& p) {
     for (int64_t i = 0; i < LANES; i++) {
       most[i] = -S(INFINITY);
       weight[i] = 0;
     }
-    for (int64_t i = 0; i < LANES * padded_to_vectors<S>(p.d_v); i++) out[i] = 0;
+    for (int64_t i = 0; i < out_size(p); i++) out[i] = 0;
   }
-  struct Stored {};
-  Sums(S* memory, Stored) : out(memory + 2 * LANES), most(memory), weight(memory + LANES) {}
+  // one softmax out of two
+  void merge(const Sums& other, int64_t queries, int64_t columns) {
+    for (int64_t i = 0; i < queries; i++) {
+      if (other.weight[i] == 0) continue;  // and not where it is no number
+      const S both = most[i] > other.most[i] ? most[i] : other.most[i];
+      // where all logits of other are not numbers, its maximum is still -inf, and so is its factor no number
+      const S of_this = most[i] == both ? S(1) : std::exp(most[i] - both);
+      const S of_other = other.most[i] == both && both != -S(INFINITY) ? S(1) : std::exp(other.most[i] - both);
+      weight[i] = weight[i] * of_this + other.weight[i] * of_other;
+      most[i] = both;
+      for (int64_t c = 0; c < columns; c++)
+        out[i * columns + c] = out[i * columns + c] * of_this + other.out[i * columns + c] * of_other;
+    }
+  }
 };
 
 template <class T, class S>
@@ -61,30 +77,44 @@ class Forward {
   S* factors = nullptr;     // of dropout, [span, LANES]
   S* value_rows;
   S* by_label = nullptr;    // [labels + 1, LANES]
-  S far[2 * LANES] = {};    // sums of weights with the table's first row, and with its last
+  S far[2 * LANES];         // sums of weights with the table's first row, and with its last
   S shrink[LANES];
 
  public:
   Forward(const Problem& problem, int64_t head, int64_t block, S* memory, Scratch& scratch)
       : p(problem),
         queries(problem, head, block, scratch),
-        sums(problem, memory ? memory : scratch.take<S>(Sums<S>::size(problem))),
+        sums(memory ? memory : scratch.take<S>(Sums<S>::size(problem))),
         out_row(padded_to_vectors<S>(problem.d_v)) {
     weights = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
     value_rows = scratch.take<S>(CHUNK * out_row);
     if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
-    if (p.relations.data && p.rel_v) {
-      by_label = scratch.take<S>((p.labels + 1) * LANES);
-      for (int64_t i = 0; i < (p.labels + 1) * LANES; i++) by_label[i] = 0;
-    }
+    if (p.relations.data && p.rel_v) by_label = scratch.take<S>((p.labels + 1) * LANES);
   }
 
-  void attend(int64_t begin, int64_t end) {
-    queries.for_spans(begin, end, [this](const Span& span) { add(span); });
+  // all keys, one range after the other
+  void attend(Scratch& scratch) {
+    attend(0);
+    if (p.keys <= KEYS_OF_SPLIT) return;
+    const Sums<S> all = sums;
+    sums = Sums<S>(scratch.take<S>(Sums<S>::size(p)));
+    for (int64_t split = 1; split < splits_of(p) && split * KEYS_OF_SPLIT < queries.key_end; split++) {
+      attend(split);
+      Sums<S>(all).merge(sums, queries.rows, out_row);
+    }
+    sums = all;
+  }
+
+  // one range of keys
+  void attend(int64_t split) {
+    sums.clear(p);
+    for (S& x : far) x = 0;
+    if (by_label)
+      for (int64_t i = 0; i < (p.labels + 1) * LANES; i++) by_label[i] = 0;
+    queries.for_spans(split * KEYS_OF_SPLIT, (split + 1) * KEYS_OF_SPLIT, [this](const Span& span) { add(span); });
     if (!p.rel_v) return;
     const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
-    if (by_label)
-      return add_rows({by_label, 1, LANES}, rel_v, p.labels);
+    if (by_label) return add_rows({by_label, 1, LANES}, rel_v, p.labels);
     add_far_rows(far, rel_v, p.labels, p.rel_v_row, queries.rows, sums.out, out_row);
   }
 
@@ -111,11 +141,25 @@ class Forward {
     int v = 0;
     for (; v + 4 <= queries.vectors; v += 4) soften_lanes<4>(span, v * W);
     for (; v < queries.vectors; v++) soften_lanes<1>(span, v * W);
+    bool is_any_shrunk = false;
     for (int i = 0; i < queries.rows; i++) {
       if (shrink[i] == 1) continue;
+      is_any_shrunk = true;
       S* out = sums.out + i * out_row;
       for (int64_t c = 0; c < out_row; c += W) store(out + c, load(out + c) * shrink[i]);
     }
+    if (!is_any_shrunk) return;
+    shrink_rows(far, 2);
+    if (by_label) shrink_rows(by_label, p.labels);
+  }
+
+  // rows [n, LANES] of sums of weights
+  void shrink_rows(S* rows, int64_t n) const {
+    for (int64_t r = 0; r < n; r++)
+      for (int v = 0; v < queries.vectors; v++) {
+        S* x = rows + r * LANES + v * W;
+        store(x, load(x) * load(shrink + v * W));
+      }
   }
 
   template <int VECTORS>
@@ -143,12 +187,6 @@ class Forward {
       store(sums.weight + at, load(sums.weight + at) * factor + sum[v]);
       store(sums.most + at, most[v]);
       store(shrink + at, factor);
-      for (S* x : {far + at, far + LANES + at}) store(x, load(x) * factor);
-      if (by_label)
-        for (int64_t l = 0; l < p.labels; l++) {
-          S* of_label = by_label + l * LANES + at;
-          store(of_label, load(of_label) * factor);
-        }
     }
   }
 
@@ -177,39 +215,24 @@ class Forward {
 template <class T, class S>
 void forward(const Problem& p, int64_t task) {
   Scratch& scratch = Scratch::of_this_thread();
-  const int64_t splits = splits_of(p), blocks = blocks_of(p);
-  if (splits == 1) {
-    Forward<T, S> attention(p, task / blocks, task % blocks, nullptr, scratch);
-    attention.attend(0, p.keys);
-    attention.write();
-  } else {
+  if (are_splits_tasks(p)) {
     S* memory = static_cast<S*>(p.partial) + task * Sums<S>::size(p);
-    const int64_t begin = task % splits * KEYS_OF_SPLIT;
-    Forward<T, S> attention(p, task / splits, 0, memory, scratch);
-    attention.attend(begin, smaller_of(begin + KEYS_OF_SPLIT, p.keys));
+    Forward<T, S>(p, task / splits_of(p), 0, memory, scratch).attend(task % splits_of(p));
+  } else {
+    Forward<T, S> attention(p, task / blocks_of(p), task % blocks_of(p), nullptr, scratch);
+    attention.attend(scratch);
+    attention.write();
   }
 }
 
 // One softmax out of those over each range of keys, in their order.
 template <class T, class S>
 void merge_splits(const Problem& p, int64_t head) {
-  const int64_t splits = splits_of(p), size = Sums<S>::size(p), out_row = padded_to_vectors<S>(p.d_v);
+  const int64_t splits = splits_of(p), size = Sums<S>::size(p);
   S* memory = static_cast<S*>(p.partial) + head * splits * size;
-  Sums<S> merged(memory, typename Sums<S>::Stored{});
-  for (int64_t split = 1; split < splits; split++) {
-    const Sums<S> part(memory + split * size, typename Sums<S>::Stored{});
-    for (int64_t i = 0; i < p.queries; i++) {
-      if (part.most[i] == -S(INFINITY)) continue;
-      const S most = merged.most[i] > part.most[i] ? merged.most[i] : part.most[i];
-      const S of_merged = std::exp(merged.most[i] - most), of_part = std::exp(part.most[i] - most);
-      merged.weight[i] = merged.weight[i] * of_merged + part.weight[i] * of_part;
-      merged.most[i] = most;
-      for (int64_t c = 0; c < out_row; c++) {
-        S& x = merged.out[i * out_row + c];
-        x = x * of_merged + part.out[i * out_row + c] * of_part;
-      }
-    }
-  }
+  Sums<S> merged(memory);
+  for (int64_t split = 1; split < splits; split++)
+    merged.merge(Sums<S>(memory + split * size), p.queries, padded_to_vectors<S>(p.d_v));
   write_out<T, S>(p, head / p.heads, head % p.heads, 0, int(p.queries), merged);
 }
 

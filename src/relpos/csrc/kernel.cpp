@@ -22,7 +22,7 @@ namespace RELPOS_ISA {
 static bool is_double(const Problem& p) { return p.query.kind == Kind::float64; }
 
 static int64_t partial_size(const Problem& p) {
-  if (splits_of(p) == 1) return 0;
+  if (!are_splits_tasks(p)) return 0;
   return p.batch * p.heads * splits_of(p) * (is_double(p) ? Sums<double>::size(p) : Sums<float>::size(p));
 }
 
@@ -31,7 +31,7 @@ static int64_t padded(const Problem& p, int64_t columns) {
 }
 
 static int64_t forward_tasks(const Problem& p) {
-  return p.batch * p.heads * (splits_of(p) > 1 ? splits_of(p) : blocks_of(p));
+  return p.batch * p.heads * (are_splits_tasks(p) ? splits_of(p) : blocks_of(p));
 }
 
 static void run_forward(const Problem& p, int64_t task) { RELPOS_FOR_KIND(forward, task) }
@@ -46,7 +46,7 @@ static void run_sum_tables(const Problem& p, int64_t row) {
 
 const Kernel& RELPOS_JOINED(kernel_, RELPOS_ISA)() {
   static const Kernel kernel{RELPOS_TEXT(RELPOS_ISA),
-                             RELPOS_ISA::splits_of,
+                             RELPOS_ISA::are_splits_tasks,
                              RELPOS_ISA::partial_size,
                              RELPOS_ISA::padded,
                              RELPOS_ISA::forward_tasks,

@@ -22,9 +22,6 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 
-// Sums for a shared table are kept apart for so many groups of heads, whatever the number of threads: as many
-// threads find work in the backward pass, and the sums' order hangs on sizes alone.
-constexpr int64_t MOST_GROUPS = 128;
 
 // The best that this processor has, or what RELPOS_CPU names if it has that.
 const Kernel& best_kernel() {
@@ -123,6 +120,7 @@ struct Call {
     p.batch = query.size(0), p.heads = query.size(1), p.queries = query.size(2), p.d_k = query.size(3);
     p.kv_heads = key.size(1), p.keys = key.size(2), p.d_v = value.size(3);
     p.query = view_of(query), p.key = view_of(key), p.value = view_of(value);
+    STD_TORCH_CHECK(!(relations && is_causal), "relpos: labels have no order to be causal in");
     p.left = left, p.right = right, p.labels = left + right + 1;
     if (relations) p.relations = mask_view_of(*relations);
     if (mask) p.mask = mask_view_of(*mask);
@@ -173,12 +171,12 @@ std::tuple<Tensor, Tensor> attention(Tensor query, Tensor key, Tensor value, Opt
   if (call.is_empty()) return {out, lse};
   p.out = view_of(out), p.lse = lse.data_ptr();
   const Kernel& k = kernel();
-  if (k.splits(p) > 1) {
+  if (k.are_splits_tasks(p)) {
     call.kept.push_back(empty(query, {k.partial_size(p)}, call.sum_type()));
     p.partial = call.kept.back().data_ptr();
   }
   in_parallel(k.forward_tasks(p), [&](int64_t task) { k.forward(p, task); });
-  if (k.splits(p) > 1) in_parallel(p.batch * p.heads, [&](int64_t head) { k.merge_splits(p, head); });
+  if (k.are_splits_tasks(p)) in_parallel(p.batch * p.heads, [&](int64_t head) { k.merge_splits(p, head); });
   return {out, lse};
 }
 
@@ -198,6 +196,15 @@ void find_reach(Problem& p) {
   const int64_t farthest = std::max(-p.left, std::min(p.right, p.keys - 1 - first));
   p.first_row = nearest + p.left;
   p.rows_reached = std::max<int64_t>(0, farthest - nearest + 1);
+}
+
+// Sums for a shared table are kept apart for each group of heads, and as many threads find work in the backward
+// pass. Their number, and with it the order of the sums, hangs on sizes alone, unless the tables are huge.
+int64_t groups_of(const Problem& p, bool shares_rel_k, bool shares_rel_v) {
+  constexpr int64_t MOST = 128, MOST_SUMS = 16 << 20;  // of all groups
+  const int64_t sums = p.rows_reached * ((shares_rel_k ? p.d_k : 0) + (shares_rel_v ? p.d_v : 0));
+  const int64_t affordable = std::max<int64_t>(torch::stable::get_num_threads(), MOST_SUMS / std::max<int64_t>(1, sums));
+  return std::min({p.batch * p.heads, MOST, affordable});
 }
 
 // needs: bit i is set where the gradient of the i-th of query, key, value, rel_k and rel_v is asked for; the others
@@ -223,9 +230,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     for (Tensor grad : {grad_key, grad_value}) torch::stable::zero_(grad);
     return grads;
   }
+  if (out.size(3) > 1 && out.stride(3) != 1) out = torch::stable::contiguous(out);
   p.out = view_of(out), p.grad_out = view_of(grad_out);
-  STD_TORCH_CHECK(lse.is_contiguous(), "relpos: lse is contiguous");
-  p.lse = lse.data_ptr();
+  // torch may hand back what was saved in another layout
+  call.kept.push_back(torch::stable::contiguous(lse));
+  p.lse = call.kept.back().data_ptr();
   if (grad_lse) {
     call.kept.push_back(torch::stable::contiguous(*grad_lse));
     p.grad_lse = call.kept.back().data_ptr();
@@ -236,7 +245,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   find_reach(p);
   const Kernel& k = kernel();
   const int64_t heads = p.batch * p.heads;
-  p.groups = std::min(heads, MOST_GROUPS);
+  p.groups = groups_of(p, rel_k && !p.rel_k_head, rel_v && !p.rel_v_head);
   const auto parts = [&](int64_t count, int64_t rows, int64_t columns) {
     call.kept.push_back(empty(query, {count, rows, k.padded(p, columns)}, call.sum_type()));
     return call.kept.back().data_ptr();

@@ -57,8 +57,8 @@ struct Problem {
 // The kernel as compiled for one instruction set. Tasks are independent of one another and of their order.
 struct Kernel {
   const char* name;
-  int64_t (*splits)(const Problem&);         // ranges of keys into which a task is cut
-  int64_t (*partial_size)(const Problem&);   // Sums of scratch where there are several splits
+  bool (*are_splits_tasks)(const Problem&);  // whether ranges of keys are tasks, to be merged
+  int64_t (*partial_size)(const Problem&);   // Sums of scratch where they are
   int64_t (*padded)(const Problem&, int64_t columns);
   int64_t (*forward_tasks)(const Problem&);
   void (*forward)(const Problem&, int64_t task);

@@ -88,13 +88,13 @@ inline void last_strip(Scalars<S> a, Rows<const S> b, Rows<const S> init, Rows<S
 template <class S>
 void product(Scalars<S> a, Rows<const S> b, Rows<const S> init, Rows<S> c, int64_t depth, int64_t rows,
              int64_t vectors) {
-  constexpr int64_t LANES = MOST_VECTORS * WIDTH<S>;
+  constexpr int64_t WIDEST = MOST_VECTORS * WIDTH<S>;
   while (vectors >= MOST_VECTORS) {
     strip<MOST_VECTORS, S>(a, b, init, c, depth, rows);
     vectors -= MOST_VECTORS;
-    b.data += LANES;
-    c.data += LANES;
-    if (init.data) init.data += LANES;
+    b.data += WIDEST;
+    c.data += WIDEST;
+    if (init.data) init.data += WIDEST;
   }
   if (vectors > 0) last_strip<MOST_VECTORS - 1, S>(a, b, init, c, depth, rows, vectors);
 }

@@ -144,14 +144,7 @@ class QueryBlock {
     query_t = scratch.take<S>(p.d_k * LANES);
     transposed<T>(p.query, 0, p.d_k, S(p.scale), query_t);
 #ifdef RELPOS_HAS_SHUFFLES
-    // by the call and not by the block: a query's sums must not hang on how many others stand beside it
-    are_few_ = p.queries <= FEW && p.queries < p.keys && W >= 8;
-    if (are_few_) {
-      const int64_t row = padded_to_vectors<S>(p.d_k);
-      query_rows_ = scratch.take<S>(rows * row);
-      for (int i = 0; i < rows; i++)
-        copy_row(at<T>(p.query, b, h, first + i), p.query.stride[3], p.d_k, S(p.scale), query_rows_ + i * row);
-    }
+    are_few_ = rows <= FEW && W >= 8;
 #endif
     by_distance_ = scratch.take<S>((CHUNK + LANES) * LANES);
     key_rows_ = scratch.take<S>(CHUNK * padded_to_vectors<S>(p.d_k));
@@ -220,8 +213,9 @@ class QueryBlock {
     if (begin >= end) return;
     if (p.relations.data) return cut(Region::labelled, begin, end, f);
     if (!p.rel_k && !p.rel_v && !p.is_causal) return cut(Region::left, begin, end, f);
-    // right of the zone's end every pair is "right or more"; a causal block needs its whole diagonal
-    const int64_t width = larger_of(rows - 1 + p.right, p.is_causal ? rows : 0);
+    // Right of the zone's end every pair is "right or more"; a causal block needs its whole diagonal. The zone is
+    // that of a full block, since a query's sums must not hang on how many others stand beside it.
+    const int64_t width = larger_of(LANES - 1 + p.right, p.is_causal ? LANES : 0);
     const int64_t zone_begin = clamped(position - p.left + 1, begin, end);
     const int64_t zone_end = clamped(position + width, zone_begin, end);
     cut(Region::left, begin, zone_begin, f);
@@ -275,8 +269,7 @@ class QueryBlock {
         store(target + v * W, is_left ? load(far_of_x + v * W) : load(far_of_x + LANES + v * W));
       }
       const int64_t begin = larger_of(0, u + j - p.right + 1), end = smaller_of(rows, left_from);
-      const S* diagonal = by_distance_ + (u + j - nearest) * LANES;
-      for (int64_t i = begin; i < end; i++) target[i] = diagonal[i * (1 - LANES)];
+      for (int64_t i = begin; i < end; i++) target[i] = by_distance_[(u + j - i - nearest) * LANES + i];
     }
   }
 
@@ -352,32 +345,30 @@ class QueryBlock {
   S* key_rows_;
   S* mask_t_ = nullptr;      // [CHUNK, LANES]
   bool are_few_ = false;
-  S* query_rows_ = nullptr;  // [rows, padded d_k], scaled, of few queries
 
-  // Logits of so few queries that most lanes would idle: columns are lanes, and sums go across them.
+  // Logits of so few queries that most lanes would idle: keys are turned and become lanes. Each logit is the same
+  // sum in the same order as in `product`, to the last bit.
   void few_logits(Rows<const S> keys, Rows<const S> init, int64_t count, S* s) const {
 #ifdef RELPOS_HAS_SHUFFLES
     const int64_t columns = padded_to_vectors<S>(p.d_k);
     for (int64_t j = 0; j < count; j += W) {
       const int group = int(smaller_of(W, count - j));
-      V totals[FEW];  // of each query, over the lanes' keys
+      V sums[FEW];  // of each query, over the lanes' keys
       for (int i = 0; i < rows; i++) {
-        V sums[W];
-        for (int w = 0; w < W; w++) {
-          sums[w] = V{};
-          if (w < group)
-            for (int64_t c = 0; c < columns; c += W)
-              sums[w] += load(keys.data + (j + w) * keys.row + c) * load(query_rows_ + i * columns + c);
-        }
-        transpose<S>(sums);
-        for (int half = W / 2; half > 0; half /= 2)
-          for (int w = 0; w < half; w++) sums[w] += sums[w + half];
-        totals[i] = sums[0];
+        sums[i] = V{};
+        for (int w = 0; init.data && w < group; w++) sums[i][w] = init.data[(j + w) * init.row + i];
+      }
+      for (int64_t c = 0; c < columns; c += W) {
+        V square[W];
+        for (int w = 0; w < W; w++) square[w] = w < group ? load(keys.data + (j + w) * keys.row + c) : V{};
+        transpose<S>(square);
+        const int64_t real = smaller_of(W, p.d_k - c);
+        for (int64_t w = 0; w < real; w++)
+          for (int i = 0; i < rows; i++) sums[i] += square[w] * query_t[(c + w) * LANES + i];
       }
       for (int w = 0; w < group; w++) {
         V row = V{};
-        for (int i = 0; i < rows; i++)
-          row[i] = totals[i][w] + (init.data ? init.data[(j + w) * init.row + i] : S(0));
+        for (int i = 0; i < rows; i++) row[i] = sums[i][w];
         store(s + (j + w) * LANES, row);
       }
     }

@@ -46,12 +46,14 @@ struct Vectors<float> {
   typedef float Vec __attribute__((vector_size(VECTOR_BYTES)));
   typedef float Loose __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
   typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
+  typedef uint32_t Bits __attribute__((vector_size(VECTOR_BYTES)));
 };
 template <>
 struct Vectors<double> {
   typedef double Vec __attribute__((vector_size(VECTOR_BYTES)));
   typedef double Loose __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
   typedef int64_t Ints __attribute__((vector_size(VECTOR_BYTES)));
+  typedef uint64_t Bits __attribute__((vector_size(VECTOR_BYTES)));
 };
 
 template <class S>
@@ -98,7 +100,8 @@ inline To bits_as(From x) {
   return y;
 }
 
-#if defined(__has_builtin)
+// gcc has them from 12 on; without them turning a block of queries is slower, and so are few queries
+#if defined(__has_builtin) && !defined(RELPOS_NO_SHUFFLES)
 #if __has_builtin(__builtin_shufflevector)
 #define RELPOS_HAS_SHUFFLES 1
 #endif
@@ -138,7 +141,9 @@ inline Vec<float> scaled(Vec<float> y, [[maybe_unused]] Vec<float> n, [[maybe_un
 #if defined(__AVX512F__)
   return _mm512_scalef_ps(y, n);
 #else
-  Vec<float> product = bits_as<Vec<float>>(bits_as<Ints<float>>(y) + (bits_as<Ints<float>>(shifted) << 23));
+  // as unsigned numbers, whose bits may be shifted out
+  using Bits = typename Vectors<float>::Bits;
+  Vec<float> product = bits_as<Vec<float>>(bits_as<Bits>(y) + (bits_as<Bits>(shifted) << 23));
   return y == y ? product : y;
 #endif
 }
@@ -146,7 +151,8 @@ inline Vec<double> scaled(Vec<double> y, [[maybe_unused]] Vec<double> n, [[maybe
 #if defined(__AVX512F__)
   return _mm512_scalef_pd(y, n);
 #else
-  Vec<double> product = bits_as<Vec<double>>(bits_as<Ints<double>>(y) + (bits_as<Ints<double>>(shifted) << 52));
+  using Bits = typename Vectors<double>::Bits;
+  Vec<double> product = bits_as<Vec<double>>(bits_as<Bits>(y) + (bits_as<Bits>(shifted) << 52));
   return y == y ? product : y;
 #endif
 }
@@ -209,11 +215,12 @@ inline float widened(float x) { return x; }
 inline double widened(double x) { return x; }
 inline float widened(bfloat16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
 inline float widened(float16 x) {
-  uint32_t size = uint32_t(x.bits & 0x7fff) << 13;
-  // 2^112 moves the bias of the exponent; subnormal numbers come out right as well
-  float y = bits_as<float>(size) * 5.192296858534828e33f;
-  uint32_t of_special = size | 0x7f800000, of_finite = bits_as<uint32_t>(y);
-  uint32_t bits = (x.bits & 0x7c00) == 0x7c00 ? of_special : of_finite;
+  const uint32_t size = uint32_t(x.bits & 0x7fff) << 13, exponent = x.bits & 0x7c00;
+  // the bias of the exponent differs by 112; a subnormal number has no leading 1, so one is taken off again, and no
+  // step gives a subnormal float32, which a thread may flush to zero
+  const uint32_t of_subnormal = bits_as<uint32_t>(bits_as<float>(size + 0x38800000) - 6.103515625e-5f);
+  const uint32_t of_normal = size + 0x38000000, of_special = size | 0x7f800000;
+  const uint32_t bits = exponent == 0 ? of_subnormal : exponent == 0x7c00 ? of_special : of_normal;
   return bits_as<float>(bits | uint32_t(x.bits & 0x8000) << 16);
 }
 
