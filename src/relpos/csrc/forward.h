@@ -78,7 +78,8 @@ class Forward {
   S* value_rows;
   S* by_label = nullptr;    // [labels + 1, LANES]
   S far[2 * LANES];         // sums of weights with the table's first row, and with its last
-  S shrink[LANES];
+  S shrink[LANES];          // what the last span did to the sums before it
+  S total[LANES];           // weights of the last span, none of them dropped
 
  public:
   Forward(const Problem& problem, int64_t head, int64_t block, S* memory, Scratch& scratch)
@@ -185,6 +186,7 @@ class Forward {
       const int at = lane + v * W;
       const V factor = exponential(load(sums.most + at) - measure[v]);
       store(sums.weight + at, load(sums.weight + at) * factor + sum[v]);
+      store(total + at, sum[v]);
       store(sums.most + at, most[v]);
       store(shrink + at, factor);
     }
@@ -202,7 +204,12 @@ class Forward {
 
   void add_relative(const Span& span) {
     if (span.region == Region::labelled) return queries.sum_by_label(span, weights, by_label);
-    queries.add_far(span, weights, far);
+    if (span.region == Region::zone || factors) {
+      queries.add_far(span, weights, far);
+    } else {
+      S* sum = span.region == Region::left ? far : far + LANES;
+      for (int v = 0; v < queries.vectors; v++) store(sum + v * W, load(sum + v * W) + load(total + v * W));
+    }
     const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
     if (count == 0) return;
     queries.clear_margins(span, weights);

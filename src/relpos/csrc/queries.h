@@ -14,7 +14,7 @@ namespace relpos {
 namespace RELPOS_ISA {
 
 constexpr int64_t LANES = 64;   // queries in a block
-constexpr int64_t CHUNK = 128;  // keys in a span, at most
+constexpr int64_t CHUNK = 256;  // keys in a span, at most
 constexpr int64_t MARGIN = LANES - 1;
 constexpr int FEW = 4;          // queries that leave most lanes without one
 constexpr int64_t FARTHEST = int64_t(1) << 62;  // position of a first query, from either side
