@@ -122,10 +122,14 @@ def _compiler() -> list[str]:
 def _torch() -> Path:
     """The folder of torch, which is not imported."""
     # pip's isolated builds hide what is installed, but run the Python of the environment that they build for
-    places = [*sys.path, sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
-    spec = PathFinder.find_spec("torch", places)
+    command = [sys.executable, "-I", "-c", "import sys; print(*sys.path, sep='\\n')"]
+    places = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    spec = PathFinder.find_spec("torch", [*sys.path, *places])
     if spec is None or spec.origin is None:
-        raise NotBuiltError("torch is not here; install it first, then relpos with --no-build-isolation")
+        raise NotBuiltError(
+            "torch is not here; install it and setuptools 77.0.3 or newer, "
+            "then relpos with --no-build-isolation"
+        )
     folder = Path(spec.origin).parent
     if not (folder / "include/torch/headeronly/version.h").exists():
         raise NotBuiltError("torch must be 2.10 or newer, with its headers")

@@ -237,7 +237,7 @@ def test_isolated_build_uses_torch_of_its_environment_or_says_that_there_is_none
     site.mkdir()
     for name in ("setuptools", "_distutils_hack", f"setuptools-{setuptools.__version__}.dist-info"):
         (site / name).symlink_to(Path(setuptools.__file__).parents[1] / name)
-    hidden = "" if has_torch else "import sysconfig; sysconfig.get_path = lambda name: '/nowhere'\n"
+    hidden = "" if has_torch else "sys.executable = 'false'\n"
     code = (
         f"{ISOLATED.format(site=str(site))}\n{hidden}"
         f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
@@ -252,7 +252,9 @@ def test_isolated_build_uses_torch_of_its_environment_or_says_that_there_is_none
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = "torch is not here; install it first, then relpos with --no-build-isolation"
+    told = (
+        "torch is not here; install it and setuptools 77.0.3 or newer, then relpos with --no-build-isolation"
+    )
     assert (f"not built: {told}.\n{WITHOUT}" in done.stderr) is not has_torch
     assert (KERNEL in _contents(_wheel(tmp_path))) is has_torch
 

@@ -92,5 +92,6 @@ def _softmax(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     # a query without a key is worked out as if it had all, then replaced, so that no gradient is NaN
     logits = torch.where(allowed | ~has_key, logits, float("-inf"))
     lse = torch.logsumexp(logits, -1, keepdim=True)
-    weights = torch.where(has_key, torch.exp(logits - lse), 0)
+    # and not exp(logits - lse): where masks hold large numbers, lse has lost the logarithm of the sum
+    weights = torch.where(has_key, torch.softmax(logits, -1), 0)
     return weights, torch.where(has_key, lse, float("-inf")).squeeze(-1)

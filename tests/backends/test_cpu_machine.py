@@ -132,6 +132,15 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess:
     return done
 
 
+def test_a_kernel_that_is_cut_short_is_refused_and_not_mapped(tmp_path: Path) -> None:
+    whole = cpu.LIBRARY.read_bytes()
+    for size in (100, 1000, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.so").write_bytes(whole[:size])
+        code = "from relpos.backends import cpu; print(cpu.UNAVAILABLE)"
+        done = in_a_process(code, RELPOS_CPU_KERNEL=str(tmp_path / "cut.so"))
+        assert done.stdout.startswith("does not load: its file ends early")
+
+
 @pytest.mark.parametrize("wanted", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set_gives_the_reference_in_every_case(wanted: str) -> None:
     has = {"AVX512": ("avx2", "avx512"), "AVX2": ("avx2",)}.get(torch.backends.cpu.get_cpu_capability(), ())

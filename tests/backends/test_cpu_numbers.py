@@ -296,3 +296,49 @@ def test_float32_is_exact_where_its_sums_are() -> None:
     out, lse = relative_attention(x, x, value, None, None, return_lse=True, backend="cpu")
     assert torch.equal(out, torch.full_like(out, (n - 1) / 2))
     torch.testing.assert_close(lse, torch.full_like(lse, math.log(n)), atol=0, rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 10.0, 100.0])
+def test_gradients_in_16_bits_stand_values_far_from_zero(mean: float, dtype: torch.dtype) -> None:
+    sizes = {"num_queries": 70, "num_keys": 70, "left": 4, "right": 4, "d_k": 16, "d_v": 16}
+    given = make(Case("any", batch=1, heads=2, **sizes), dtype)
+    with torch.no_grad():
+        given["value"] += mean
+    truth = detached(given, torch.float64)
+    found, wanted = (outcome(*attend(name, x), x) for name, x in (("cpu", given), ("reference", truth)))
+    for name in ("query", "key", "rel_k"):
+        error = torch.linalg.vector_norm(found[name].double() - wanted[name])
+        assert error < 0.02 * torch.linalg.vector_norm(wanted[name])
+
+
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9, -1e5])
+def test_a_query_hidden_by_large_numbers_attends_evenly_forward_and_backward(hidden: float) -> None:
+    query, key, value = (torch.randn(1, 1, 64, 8, requires_grad=True) for _ in range(3))
+    table = torch.randn(3, 8, requires_grad=True)
+    mask = torch.zeros(1, 1, 64, 64)
+    mask[:, :, 3] = hidden
+    row = torch.zeros(1, 1, 64, 8)
+    row[:, :, 3] = 1
+    grads = [
+        torch.autograd.grad(
+            relative_attention(query, key, value, table, table, attn_mask=mask, backend=backend), value, row
+        )[0]
+        for backend in ("cpu", "reference", "dense")
+    ]
+    for grad in grads:
+        torch.testing.assert_close(grad.sum(), torch.tensor(8.0), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("held", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("by", ["causal", "bool", "float"])
+def test_what_a_later_key_holds_does_not_reach_earlier_queries(held: float, by: str) -> None:
+    query, key, value = (torch.randn(1, 1, 80, 8) for _ in range(3))
+    table = torch.randn(7, 8)
+    order = torch.ones(80, 80, dtype=torch.bool).tril()
+    masks = {"bool": order, "float": torch.zeros(80, 80).masked_fill(~order, -math.inf)}
+    given = {"is_causal": True} if by == "causal" else {"attn_mask": masks[by]}
+    truth = relative_attention(query, key, value, table, table, backend="cpu", **given)
+    key[:, :, 77] = held
+    found = relative_attention(query, key, value, table, table, backend="cpu", **given)
+    assert torch.equal(found[:, :, :77], truth[:, :, :77])

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from relpos._doctor.finding import Complain, Finding, Probe
 from relpos.backends import cpu
@@ -36,13 +37,20 @@ def _cpu_kernel(complain: Complain) -> Finding:
         return Finding(value, "none for Windows")
     state = "does not load" if is_built else "is missing"
     complain(f"the CPU kernel {state}: attention on the CPU is slower.", _advice())
-    return Finding(value, f"{state}: {cpu.UNAVAILABLE}\nfrom {cpu.LIBRARY}")
+    where = "from" if is_built else "looked for at"
+    return Finding(value, f"{cpu.UNAVAILABLE}\n{where} {cpu.LIBRARY}")
 
 
 def _advice() -> str:
     if os.environ.get("RELPOS_CPU_KERNEL"):
         return "Unset RELPOS_CPU_KERNEL, or have it name a kernel that was built for this torch and machine."
+    sources = Path(__file__).parents[3]
+    if (sources / "setup.py").exists():
+        return (
+            f"Have g++ or clang++, then run `pip install -v --no-deps -e {sources}`; "
+            "its output says what is wrong if it still builds none."
+        )
     return (
-        "Have g++ or clang++; then in the folder of relpos's sources: pip install -v --no-deps . "
-        "It says what is wrong if it still builds none."
+        "Have g++ or clang++, then run `pip install -v --no-deps PATH` with the path of relpos's sources, or "
+        "of a wheel that was built for this system; its output says what is wrong if it still builds none."
     )

@@ -1,8 +1,8 @@
 """From which size on one backend is faster than another; nothing else decides between two that fit.
 
 Measured with benchmarks/attention.py on an AMD EPYC (Zen 5), float32, 8 heads of 64, k 16, 4,096 tokens in a
-batch, forward and backward: docs/log.md has the figures. `cpu` has no threshold: by benchmarks/crossover.py it
-is the fastest from 3 tokens on, and below in all but batches of thousands.
+batch, forward and backward: docs/log.md has the figures. `cpu` has no threshold: by benchmarks/crossover.py
+it is the fastest from 3 tokens on, and below in all but batches of thousands.
 """
 
 import torch

@@ -5,7 +5,7 @@ Nothing of [query, key] is kept: logits live for one block of queries and one sp
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,21 +22,37 @@ VERSION = 1
 
 def _load() -> str | None:
     """Why the kernel cannot be used, or None."""
-    if not LIBRARY.exists():
-        if "RELPOS_CPU_KERNEL" in os.environ:
-            return f"is missing: RELPOS_CPU_KERNEL names {LIBRARY}"
-        return (
-            "was not built: see what `pip install -v` of relpos says, with torch and a C++ compiler at hand"
-        )
+    if not LIBRARY.is_file():
+        if os.environ.get("RELPOS_CPU_KERNEL"):
+            return f"is missing: RELPOS_CPU_KERNEL names {LIBRARY}, which is no file"
+        return "was not built: `relpos doctor` says what to do"
+    if _ends_early(LIBRARY):
+        return "does not load: its file ends early. Install relpos again"
     try:
         torch.ops.load_library(LIBRARY)
         version = torch.ops.relpos.cpu_version()
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         # torch says which file, and its cause why
-        return f"was built for another torch or machine: {next(iter(str(error.__cause__ or error).splitlines()), '')}"
+        cause = next(iter(str(error.__cause__ or error).splitlines()), "")
+        return f"does not load, being damaged or built for another torch or machine: {cause}"
+    except AttributeError:
+        return "does not load: its file is no kernel of relpos, or an older one. Install relpos again"
     if version != VERSION:
         return f"was built from other sources, version {version} and not {VERSION}: install relpos again"
     return None
+
+
+def _ends_early(library: Path) -> bool:
+    """Whether a file of Linux lacks its end: the loader would map it and the process die of that."""
+    with library.open("rb") as file:
+        header = file.read(64)
+    is_64_bits = header[:5] == b"\x7fELF\x02"
+    if not is_64_bits or len(header) < 64:
+        return header[:4] == b"\x7fELF" and len(header) < 64
+    order: Literal["little", "big"] = "little" if header[5] == 1 else "big"
+    # where the table of sections begins, the size of its entries, and their number: it comes last
+    begin, size, count = (int.from_bytes(header[i:j], order) for i, j in ((40, 48), (58, 60), (60, 62)))
+    return begin + size * count > library.stat().st_size
 
 
 UNAVAILABLE = _load()

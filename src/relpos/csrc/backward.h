@@ -126,7 +126,8 @@ class Backward {
     S* grad_query;                        // [rows, row_k]
     S *query_rows, *grad_out_rows;        // [rows, row], the query scaled
     S* grad_out_t;                        // [d_v, LANES]
-    S lse[LANES], delta[LANES];           // delta: what every logit's gradient has too much
+    S lse[LANES], share[LANES];           // a weight is exp(logit - lse) * share
+    S delta[LANES];                       // sum over d_v of grad_out * out, less grad_lse
     S far_v[2 * LANES] = {};              // grad_out . rel_v, first row and last
     S far_weight[2 * LANES] = {}, far_grad[2 * LANES] = {};  // sums for those rows
     S *values_by_label = nullptr, *weight_by_label = nullptr, *grad_by_label = nullptr;  // [labels + 1, LANES]
@@ -173,6 +174,7 @@ class Backward {
         of.grad_key.begin_with(queries.key_begin, queries.key_end);
         of.grad_value.begin_with(queries.key_begin, queries.key_end);
       }
+      if (needs_refining()) refine();
       queries.for_spans(0, p.keys, [&](const Span& span) { add(span, is_first); });
       add_tables();
       for (int i = 0; p.grad_query.data && i < rows; i++) {
@@ -206,6 +208,7 @@ class Backward {
         // a lane without a query, or a query without a key, has no weights
         lse[i] = i < rows && all_lse[i] != -S(INFINITY) ? all_lse[i] : S(INFINITY);
         delta[i] = 0;
+        share[i] = 1;
       }
       for (int i = 0; i < rows; i++) {
         const T* out = at<T>(p.out, queries.b, queries.h, queries.first + i);
@@ -219,6 +222,53 @@ class Backward {
         for (; c < p.d_v; c++) sum += grad[c] * widened(out[c]);
         delta[i] = grad_lse ? sum - grad_lse[i] : sum;
       }
+    }
+
+    // Whether what the forward pass left of a query is too coarse: its output rounded to 16 bits, or a log-sum-exp so large, as
+    // masks of large numbers make it, that the logarithm of the sum is lost beside the maximum.
+    bool needs_refining(int i) const {
+      return lse[i] != S(INFINITY) && (sizeof(T) != sizeof(S) || std::fabs(lse[i]) > S(1e3));
+    }
+    bool needs_refining() const {
+      bool does_any = false;
+      for (int i = 0; i < rows; i++) does_any |= needs_refining(i);
+      return does_any;
+    }
+
+    // the sum of each query's weights, which should be 1, and delta, once more from the weights themselves
+    void refine() {
+      S sum[LANES] = {}, grad_sum[LANES] = {};
+      queries.for_spans(0, p.keys, [&](const Span& span) {
+        queries.logits(span, weights);
+        if (of.needs_logits) find_grad_weights(span);
+        find_factors(span);
+        for (int v = 0; v < vectors; v++) {
+          V total = load(sum + v * W), grad_total = load(grad_sum + v * W);
+          for (int64_t j = 0; j < span.count; j++) {
+            const int64_t at = j * LANES + v * W;
+            const V softmax = exponential(load(weights + at) - load(lse + v * W));
+            total += softmax;
+            if (!of.needs_logits) continue;
+            const V grad = load(grad_logits + at);
+            grad_total += softmax * (factors ? grad * load(factors + at) : grad);
+          }
+          store(sum + v * W, total);
+          store(grad_sum + v * W, grad_total);
+        }
+      });
+      const int64_t before = (queries.b * p.heads + queries.h) * p.queries + queries.first;
+      for (int i = 0; i < rows; i++) {
+        if (!needs_refining(i)) continue;
+        share[i] = 1 / sum[i];
+        delta[i] = grad_sum[i] * share[i];
+        if (p.grad_lse) delta[i] -= static_cast<const S*>(p.grad_lse)[before + i];
+      }
+    }
+
+    void find_factors(const Span& span) {
+      if (factors)
+        dropout_factors<S>(factors, LANES, span.first, span.count, queries.first, vectors * W, of.head,
+                           p.dropout_p, p.seed);
     }
 
     void add(const Span& span, bool is_first) {
@@ -260,15 +310,13 @@ class Backward {
 
     // logits and gradients of weights to weights and gradients of logits
     void differentiate(const Span& span) {
-      if (factors)
-        dropout_factors<S>(factors, LANES, span.first, span.count, queries.first, vectors * W, of.head,
-                           p.dropout_p, p.seed);
+      find_factors(span);
       for (int v = 0; v < vectors; v++) {
-        const V of_query = load(lse + v * W), too_much = load(delta + v * W);
+        const V of_query = load(lse + v * W), too_much = load(delta + v * W), scaled_to = load(share + v * W);
         for (int64_t j = 0; j < span.count; j++) {
           S* weight = weights + j * LANES + v * W;
           S* grad = grad_logits + j * LANES + v * W;
-          const V softmax = exponential(load(weight) - of_query);
+          const V softmax = exponential(load(weight) - of_query) * scaled_to;
           if (!of.needs_logits) {
             store(weight, factors ? softmax * load(factors + j * LANES + v * W) : softmax);
           } else if (factors) {

@@ -8,7 +8,7 @@ namespace relpos {
 namespace RELPOS_ISA {
 
 // So many keys are one softmax of its own, and those of several are merged in their order: for few queries against
-// many keys each is a task, so that there is work for every thread. A result hangs neither on the number of queries
+// many keys each is a task, so that there is work for every thread. A result depends neither on the number of queries
 // nor on which of both ways it went.
 constexpr int64_t KEYS_OF_SPLIT = 2048;
 
@@ -39,7 +39,7 @@ struct Sums {
   // one softmax out of two
   void merge(const Sums& other, int64_t queries, int64_t columns) {
     for (int64_t i = 0; i < queries; i++) {
-      if (other.weight[i] == 0) continue;  // and not where it is no number
+      if (other.weight[i] == 0) continue;  // a weight that is NaN is merged
       const S both = most[i] > other.most[i] ? most[i] : other.most[i];
       // where all logits of other are not numbers, its maximum is still -inf, and so is its factor no number
       const S of_this = most[i] == both ? S(1) : std::exp(most[i] - both);
@@ -76,8 +76,8 @@ class Forward {
   S* weights;               // [span, LANES] between margins
   S* factors = nullptr;     // of dropout, [span, LANES]
   S* value_rows;
-  S* by_label = nullptr;    // [labels + 1, LANES]
-  S far[2 * LANES];         // sums of weights with the table's first row, and with its last
+  S* weight_by_label = nullptr;    // [labels + 1, LANES]
+  S far_weight[2 * LANES];         // sums of weights with the table's first row, and with its last
   S shrink[LANES];          // what the last span did to the sums before it
   S total[LANES];           // weights of the last span, none of them dropped
 
@@ -90,7 +90,7 @@ class Forward {
     weights = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
     value_rows = scratch.take<S>(CHUNK * out_row);
     if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
-    if (p.relations.data && p.rel_v) by_label = scratch.take<S>((p.labels + 1) * LANES);
+    if (p.relations.data && p.rel_v) weight_by_label = scratch.take<S>((p.labels + 1) * LANES);
   }
 
   // all keys, one range after the other
@@ -109,14 +109,14 @@ class Forward {
   // one range of keys
   void attend(int64_t split) {
     sums.clear(p);
-    for (S& x : far) x = 0;
-    if (by_label)
-      for (int64_t i = 0; i < (p.labels + 1) * LANES; i++) by_label[i] = 0;
+    for (S& x : far_weight) x = 0;
+    if (weight_by_label)
+      for (int64_t i = 0; i < (p.labels + 1) * LANES; i++) weight_by_label[i] = 0;
     queries.for_spans(split * KEYS_OF_SPLIT, (split + 1) * KEYS_OF_SPLIT, [this](const Span& span) { add(span); });
     if (!p.rel_v) return;
     const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
-    if (by_label) return add_rows({by_label, 1, LANES}, rel_v, p.labels);
-    add_far_rows(far, rel_v, p.labels, p.rel_v_row, queries.rows, sums.out, out_row);
+    if (weight_by_label) return add_rows({weight_by_label, 1, LANES}, rel_v, p.labels);
+    add_far_rows(far_weight, rel_v, p.labels, p.rel_v_row, queries.rows, sums.out, out_row);
   }
 
   void write() const { write_out<T, S>(p, queries.b, queries.h, queries.first, queries.rows, sums); }
@@ -137,7 +137,7 @@ class Forward {
     add_product<S>({weights, 1, LANES}, values, {sums.out, out_row}, span.count, queries.rows, out_row / W);
   }
 
-  // logits to weights relative to the largest so far; what was summed before shrinks to the same measure
+  // logits to weights relative to the largest so far_weight; what was summed before shrinks to the same measure
   void soften(const Span& span) {
     int v = 0;
     for (; v + 4 <= queries.vectors; v += 4) soften_lanes<4>(span, v * W);
@@ -150,8 +150,8 @@ class Forward {
       for (int64_t c = 0; c < out_row; c += W) store(out + c, load(out + c) * shrink[i]);
     }
     if (!is_any_shrunk) return;
-    shrink_rows(far, 2);
-    if (by_label) shrink_rows(by_label, p.labels);
+    shrink_rows(far_weight, 2);
+    if (weight_by_label) shrink_rows(weight_by_label, p.labels);
   }
 
   // rows [n, LANES] of sums of weights
@@ -202,12 +202,14 @@ class Forward {
       }
   }
 
+  // Weights for each row of the values' table, times those rows. In the zone a query has one key for each distance:
+  // its diagonal already is [query, row of the table].
   void add_relative(const Span& span) {
-    if (span.region == Region::labelled) return queries.sum_by_label(span, weights, by_label);
+    if (span.region == Region::labelled) return queries.sum_by_label(span, weights, weight_by_label);
     if (span.region == Region::zone || factors) {
-      queries.add_far(span, weights, far);
+      queries.add_far(span, weights, far_weight);
     } else {
-      S* sum = span.region == Region::left ? far : far + LANES;
+      S* sum = span.region == Region::left ? far_weight : far_weight + LANES;
       for (int v = 0; v < queries.vectors; v++) store(sum + v * W, load(sum + v * W) + load(total + v * W));
     }
     const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -101,12 +103,18 @@ void in_parallel(int64_t tasks, F run) {
   // neighbours go to one thread, since the rows of one lie behind those of the other
   const int64_t turn = std::max<int64_t>(1, std::min<int64_t>(16, tasks / (8 * threads)));
   std::atomic<int64_t> next{0};
+  std::atomic<bool> lacks_memory{false};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; thread++)
-      for (int64_t first = next.fetch_add(turn); first < tasks; first = next.fetch_add(turn))
-        for (int64_t task = first; task < std::min(first + turn, tasks); task++) run(task);
+    try {
+      for (int64_t thread = begin; thread < end; thread++)
+        for (int64_t first = next.fetch_add(turn); first < tasks; first = next.fetch_add(turn))
+          for (int64_t task = first; task < std::min(first + turn, tasks); task++) run(task);
+    } catch (const std::bad_alloc&) {
+      lacks_memory = true;
+    }
     Scratch::trim();
   });
+  if (lacks_memory) throw std::runtime_error("relpos: not enough memory for what the kernel keeps while at work");
 }
 
 struct Call {
@@ -199,7 +207,7 @@ void find_reach(Problem& p) {
 }
 
 // Sums for a shared table are kept apart for each group of heads, and as many threads find work in the backward
-// pass. Their number, and with it the order of the sums, hangs on sizes alone, unless the tables are huge.
+// pass. Their number, and with it the order of the sums, depends on sizes alone, unless the tables are huge.
 int64_t groups_of(const Problem& p, bool shares_rel_k, bool shares_rel_v) {
   constexpr int64_t MOST = 128, MOST_SUMS = 16 << 20;  // of all groups
   const int64_t sums = p.rows_reached * ((shares_rel_k ? p.d_k : 0) + (shares_rel_v ? p.d_v : 0));

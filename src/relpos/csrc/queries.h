@@ -119,9 +119,9 @@ class QueryBlock {
   int64_t position;               // of the first query among the keys
   int64_t key_begin = 0, key_end; // no query of the block attends to a key outside
   S* query_t;                     // [d_k, LANES], scaled
-  S* by_label = nullptr;          // [labels + 1, LANES], where pairs have labels; zeros for pairs without one
+  S* logits_by_label = nullptr;          // [labels + 1, LANES], where pairs have labels; zeros for pairs without one
   int32_t* labels = nullptr;      // [CHUNK, LANES] of the last span, p.labels for none
-  S far[2 * LANES];               // query times the table's first row and its last
+  S far_logits[2 * LANES];               // query times the table's first row and its last
 
   QueryBlock(const Problem& problem, int64_t head, int64_t block, Scratch& scratch)
       : p(problem),
@@ -153,15 +153,15 @@ class QueryBlock {
       labels = scratch.take<int32_t>(CHUNK * LANES);
       for (int64_t i = 0; i < CHUNK * LANES; i++) labels[i] = 0;
       if (p.rel_k) {
-        by_label = scratch.take<S>((p.labels + 1) * LANES);
-        for (int i = 0; i < LANES; i++) by_label[p.labels * LANES + i] = 0;
+        logits_by_label = scratch.take<S>((p.labels + 1) * LANES);
+        for (int i = 0; i < LANES; i++) logits_by_label[p.labels * LANES + i] = 0;
         product<S>({table(p.rel_k, p.rel_k_head), p.rel_k_row, 1}, {query_t, LANES}, {nullptr, 0},
-                   {by_label, LANES}, p.d_k, p.labels, vectors);
+                   {logits_by_label, LANES}, p.d_k, p.labels, vectors);
       }
     } else if (!p.rel_k) {
-      for (S& x : far) x = 0;
+      for (S& x : far_logits) x = 0;
     } else {
-      far_rows(p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far);
+      far_rows(p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far_logits);
     }
   }
 
@@ -205,7 +205,7 @@ class QueryBlock {
                columns, 2, vectors);
   }
 
-  // calls f(span) for all keys of the block
+  // calls f(span) for the block's keys in [begin, end)
   template <class F>
   void for_spans(int64_t begin, int64_t end, F f) const {
     begin = larger_of(begin, key_begin);
@@ -214,7 +214,7 @@ class QueryBlock {
     if (p.relations.data) return cut(Region::labelled, begin, end, f);
     if (!p.rel_k && !p.rel_v && !p.is_causal) return cut(Region::left, begin, end, f);
     // Right of the zone's end every pair is "right or more"; a causal block needs its whole diagonal. The zone is
-    // that of a full block, since a query's sums must not hang on how many others stand beside it.
+    // that of a full block, since a query's sums must not depend on how many others stand beside it.
     const int64_t width = larger_of(LANES - 1 + p.right, p.is_causal ? LANES : 0);
     const int64_t zone_begin = clamped(position - p.left + 1, begin, end);
     const int64_t zone_end = clamped(position + width, zone_begin, end);
@@ -223,16 +223,16 @@ class QueryBlock {
     cut(Region::zone, zone_begin, zone_end, f);
   }
 
-  // logits [span, LANES], -inf where a query may not attend
+  // Logits [span, LANES], -inf where a query may not attend. The sums of query . key begin with the relative part,
+  // so that beyond the zone adding it costs nothing.
   void logits(const Span& span, S* s) {
     Rows<const S> init{nullptr, 0};
     if (span.region == Region::left)
-      init = {far, 0};
+      init = {far_logits, 0};
     else if (span.region == Region::right)
-      init = {far + LANES, 0};
+      init = {far_logits + LANES, 0};
     else if (span.region == Region::zone) {
-      in_zone(span, p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far, s);
-      if (p.is_causal) hide_later(span, s);
+      in_zone(span, p.rel_k, p.rel_k_head, p.rel_k_row, query_t, p.d_k, far_logits, s);
       init = {s, LANES};
     }
     Rows<const S> keys = rows_of<T, S>(p.key, b, kv, span.first, span.count, p.d_k, are_few_, key_rows_);
@@ -240,9 +240,11 @@ class QueryBlock {
       few_logits(keys, init, span.count, s);
     else
       product<S>({keys.data, keys.row, 1}, {query_t, LANES}, init, {s, LANES}, p.d_k, span.count, vectors);
+    // after the product, since nothing that a hidden key holds may come through
+    if (p.is_causal && span.region == Region::zone) hide_later(span, s);
     if (span.region == Region::labelled) {
       read_labels(span);
-      if (p.rel_k) add_by_label(span, by_label, s);
+      if (p.rel_k) add_by_label(span, logits_by_label, s);
     }
     if (p.mask.data) apply_mask(span, s);
   }
@@ -318,7 +320,7 @@ class QueryBlock {
       }
   }
 
-  // x [span, LANES] with margins as a matrix [query, distance]
+  // x [span, LANES] with margins as a matrix [query, distance]: a query and a distance have one key
   Scalars<S> by_query_and_distance(const Span& span, const S* x) const {
     return {x + (first_distance(span) + position - span.first) * LANES, LANES + 1, LANES};
   }
@@ -431,7 +433,8 @@ class QueryBlock {
     for (int64_t j = 0; j < span.count; j++)
       for (int v = 0; v < vectors; v++) {
         S* x = s + j * LANES + v * W;
-        store(x, load(x) + load(mask_t_ + j * LANES + v * W));
+        const V added = load(mask_t_ + j * LANES + v * W);
+        store(x, added == -S(INFINITY) ? added : load(x) + added);
       }
   }
 
