@@ -307,7 +307,7 @@ def test_gradients_in_16_bits_stand_values_far_from_zero(mean: float, dtype: tor
         given["value"] += mean
     truth = detached(given, torch.float64)
     found, wanted = (outcome(*attend(name, x), x) for name, x in (("cpu", given), ("reference", truth)))
-    for name in ("query", "key", "rel_k"):
+    for name in ("grad of query", "grad of key", "grad of rel_k"):
         error = torch.linalg.vector_norm(found[name].double() - wanted[name])
         assert error < 0.02 * torch.linalg.vector_norm(wanted[name])
 
