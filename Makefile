@@ -62,6 +62,7 @@ floors: $(VENV)/.dev  ## import-linter
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev  ## attention beside torch's, and training speed beside transformers' MarianMTModel
+	$(BIN)/python benchmarks/bounds.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
 
