@@ -46,7 +46,7 @@ sanitize: $(VENV)/.dev  ## the kernel's tests under AddressSanitizer and Undefin
 	  RELPOS_CPU=$$instructions RELPOS_CPU_KERNEL=$(CURDIR)/$(SANITIZED)/relpos/_cpu_kernel.so \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest -q --capture=sys -k cpu $(KERNEL_TESTS) || exit 1; \
+	  $(BIN)/python -m pytest -q --capture=sys -m "not slow" -k cpu $(KERNEL_TESTS) || exit 1; \
 	done
 
 check: lint types floors  ## lint, types and floors
