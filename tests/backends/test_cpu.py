@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,7 +167,12 @@ def test_one_compiled_graph_serves_lengths_that_change_forward_and_backward(atte
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, g++, on a CPU")
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_inductor_lays_out_what_the_kernel_gives_and_takes() -> None:
+def test_inductor_lays_out_what_the_kernel_gives_and_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a graph that was kept knows the operator as it was then
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
     def layer(x: Tensor, table: Tensor) -> Tensor:
         heads = [(x * factor).unflatten(2, (2, 4)).transpose(1, 2) for factor in (1.0, 2.0, 3.0)]
         out = relative_attention(*heads, table, table, is_causal=True, backend="cpu")
