@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
@@ -25,3 +26,13 @@ class Backend(NamedTuple):
     why_not: Callable[[Inputs], list[str]]
     run: RunFunction
     why_later: Callable[[Inputs], str | None] = lambda inputs: None
+
+
+def reasons_against_operators() -> list[str]:
+    """Why a backend that is an operator of relpos cannot be called now; empty where it can."""
+    reasons = []
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        reasons.append("is an operator of relpos, which no exported program should need")
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        reasons.append("has no rules for torch.func and forward-mode derivatives")
+    return reasons

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
+from relpos.backends._backend import reasons_against_operators
 
 # RELPOS_CPU_KERNEL names a file to take in its place, such as one built to find faults of memory
 LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parent.parent / "_cpu_kernel.so")
@@ -74,11 +75,7 @@ def why_not(inputs: Inputs) -> list[str]:
     may_differentiate = torch.is_grad_enabled() or inputs.dropout_p > 0
     if inputs.attn_mask is not None and inputs.attn_mask.requires_grad and may_differentiate:
         reasons.append("has no gradient for attn_mask")
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
-        reasons.append("is an operator of relpos, which no exported program should need")
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
-        reasons.append("has no rules for torch.func and forward-mode derivatives")
-    return reasons
+    return reasons + reasons_against_operators()
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs, can_look_at
+from relpos.backends._backend import reasons_against_operators
 from relpos.backends._merge import Gradients, Results, attend, empty_results, gradients
 from relpos.backends._pieces import Problem
 
@@ -28,11 +29,7 @@ def why_not(inputs: Inputs) -> list[str]:
         )
     if inputs.dropout_p > 0:
         reasons.append("drops no weights: give dropout_p=0.0, or layers attention_dropout=0.0")
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
-        reasons.append("is an operator of relpos, which no exported program should need")
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
-        reasons.append("has no rules for torch.func and forward-mode derivatives")
-    return reasons
+    return reasons + reasons_against_operators()
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
