@@ -169,7 +169,7 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
 
 
 class _Attention(torch.autograd.Function):
-    """The operator with the autograd that is registered for it, which costs three times as much to reach."""
+    """The operator with the autograd that is registered for it, which takes twice as long to reach."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,6 @@ class Accumulated {
     }
     if (!in_place_) data_ = scratch.take<S>(count * row_);
   }
-  bool is_wanted() const { return data_; }
   // the first products are written to rows [begin, end) and all later ones added; other rows begin with zeros
   void begin_with(int64_t begin, int64_t end) const {
     if (!data_) return;
@@ -224,8 +223,8 @@ class Backward {
       }
     }
 
-    // Whether what the forward pass left of a query is too coarse: its output rounded to 16 bits, or a log-sum-exp so large, as
-    // masks of large numbers make it, that the logarithm of the sum is lost beside the maximum.
+    // Whether what the forward pass left of a query is too coarse: its output rounded to 16 bits, or a log-sum-exp so
+    // large, as masks of large numbers make it, that the logarithm of the sum is lost beside the maximum.
     bool needs_refining(int i) const {
       return lse[i] != S(INFINITY) && (sizeof(T) != sizeof(S) || std::fabs(lse[i]) > S(1e3));
     }

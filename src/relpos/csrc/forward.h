@@ -76,8 +76,8 @@ class Forward {
   S* weights;               // [span, LANES] between margins
   S* factors = nullptr;     // of dropout, [span, LANES]
   S* value_rows;
-  S* weight_by_label = nullptr;    // [labels + 1, LANES]
-  S far_weight[2 * LANES];         // sums of weights with the table's first row, and with its last
+  S* weight_by_label = nullptr;  // [labels + 1, LANES]
+  S far_weight[2 * LANES];  // sums of weights with the table's first row, and with its last
   S shrink[LANES];          // what the last span did to the sums before it
   S total[LANES];           // weights of the last span, none of them dropped
 
@@ -137,7 +137,7 @@ class Forward {
     add_product<S>({weights, 1, LANES}, values, {sums.out, out_row}, span.count, queries.rows, out_row / W);
   }
 
-  // logits to weights relative to the largest so far_weight; what was summed before shrinks to the same measure
+  // logits to weights relative to the largest so far; what was summed before shrinks to the same measure
   void soften(const Span& span) {
     int v = 0;
     for (; v + 4 <= queries.vectors; v += 4) soften_lanes<4>(span, v * W);
