@@ -1,0 +1,108 @@
+"""What the fused backends share: the arguments of their operators, and autograd for these.
+
+`relpos::NAME` takes what `arguments` gives, and maybe more, and returns results, out and lse first.
+`relpos::NAME_backward` takes these arguments and results, grad_out, grad_lse, and as the bits of a number
+which gradients it must find.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos._inputs import Inputs
+
+# the arguments that are tensors with gradients: the first ones
+NUM_DIFFERENTIABLE = 5
+
+
+def arguments(inputs: Inputs) -> tuple[Any, ...]:
+    """query, key, value, rel_k, rel_v, relations, attn_mask, starts [batch], start, key_lengths, left, right,
+    is_causal, seed [1], dropout_p, scale; None for what there is not."""
+    dtype = inputs.compute_dtype
+    tensors = [inputs.query, inputs.key, inputs.value]
+    if dtype == torch.float64:
+        tensors = [x.to(dtype) for x in tensors]
+    tables = [None if x is None else x.to(dtype) for x in (inputs.rel_k, inputs.rel_v)]
+    has_tables = inputs.rel_k is not None or inputs.rel_v is not None
+    start, lengths = inputs.query_start, inputs.key_lengths
+    seed = None
+    if inputs.dropout_p > 0:
+        seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=inputs.query.device)
+    return (
+        *tensors,
+        *tables,
+        inputs.relations if has_tables else None,
+        inputs.attn_mask,
+        start.long() if isinstance(start, Tensor) else None,
+        0 if isinstance(start, Tensor) else start,
+        None if lengths is None else lengths.long(),
+        inputs.left if has_tables else 0,
+        inputs.right if has_tables else 0,
+        inputs.is_causal,
+        seed,
+        inputs.dropout_p,
+        inputs.scale,
+    )
+
+
+def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[..., tuple[Tensor, ...]]:
+    """The operator `relpos::name` with its autograd, which is registered for compiled graphs too."""
+    operator = getattr(torch.ops.relpos, name).default
+    backward_operator = getattr(torch.ops.relpos, f"{name}_backward").default
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.save_for_backward(*output, *(x if isinstance(x, Tensor) else None for x in inputs))
+
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: None) -> tuple[Any, ...]:
+        # read once: what unpacks them may do so only once, as checkpoints do
+        saved = ctx.saved_tensors
+        results, tensors = saved[:num_results], saved[num_results:]
+        given = [x if tensor is None else tensor for tensor, x in zip(tensors, ctx.others, strict=True)]
+        if grad_out is None:
+            grad_out = torch.zeros_like(results[0])
+        is_needed = ctx.needs_input_grad[:NUM_DIFFERENTIABLE]
+        needs = sum(1 << i for i, needed in enumerate(is_needed) if needed)
+        grads = backward_operator(*given, *results, grad_out, grad_lse, needs)
+        of_tensors = [grad if needed else None for needed, grad in zip(is_needed, grads, strict=True)]
+        return *of_tensors, *[None] * (num_arguments - NUM_DIFFERENTIABLE)
+
+    def no_second_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        raise NotImplementedError(f'backend "{name}" has no second derivative. Use backend="dense".')
+
+    class Attention(torch.autograd.Function):
+        """The same as what is registered, which takes twice as long to reach."""
+
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+            output = operator(*given)
+            keep(ctx, given, output)
+            return output
+
+    Attention.backward = staticmethod(backward)  # type: ignore[method-assign]
+
+    def attend(*given: Any) -> tuple[Tensor, ...]:
+        may_differentiate = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if may_differentiate and any(x is not None and x.requires_grad for x in given[:NUM_DIFFERENTIABLE]):
+            return Attention.apply(*given)
+        return operator(*given)
+
+    torch.library.register_autograd(f"relpos::{name}", backward, setup_context=keep)
+    torch.library.register_autograd(f"relpos::{name}_backward", no_second_derivative)
+    return attend
+
+
+def needs_gradient(inputs: Inputs) -> bool:
+    """Whether a backward pass may come."""
+    tensors = (inputs.query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def empty_as(like: Tensor, heads: int, rows: int, columns: int) -> Tensor:
+    """[batch, heads, rows, columns] with heads side by side in memory if those of `like` are."""
+    if like.stride(1) < like.stride(2):
+        return like.new_empty(like.shape[0], rows, heads, columns).transpose(1, 2)
+    return like.new_empty(like.shape[0], heads, rows, columns)
