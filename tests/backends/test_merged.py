@@ -43,6 +43,19 @@ def test_parts_hold_each_pair_of_a_region_once(num_queries: int, num_keys: int, 
             assert {i for i, _ in pairs(part)} == set(range(part.queries.start, part.queries.stop))
 
 
+@settings(deadline=None, database=None, derandomize=True)
+@given(num_queries=st.integers(1, 12), num_keys=st.integers(1, 12), offset=offsets)
+def test_triangles_are_square_and_parts_are_three_at_most(
+    num_queries: int, num_keys: int, offset: int
+) -> None:
+    for parts in (until(num_queries, num_keys, offset), since(num_queries, num_keys, offset)):
+        triangles = [part for part in parts if part.is_triangle]
+        assert len(triangles) <= 1
+        assert len(parts) <= 3
+        for part in triangles:
+            assert part.queries.stop - part.queries.start == part.keys.stop - part.keys.start
+
+
 @settings(deadline=None, database=None, derandomize=True, max_examples=200)
 @given(
     num_queries=st.integers(1, 70),
@@ -154,7 +167,7 @@ def test_what_it_cannot_do_is_said_reason_by_reason() -> None:
     assert reasons == ["needs distances, of which all but a few are clipped, and these are labels"]
     meta = {x: torch.empty(1, 1, 4, 4, device="meta") for x in ("query", "key", "value")}
     reasons = explain_backends(**meta, rel_k=None, rel_v=None)["merged"]
-    assert reasons == ["runs on the CPU alone, and query is on meta"]
+    assert reasons == ["runs on the CPU and CUDA, and query is on meta"]
 
 
 def test_a_second_derivative_is_refused_and_dense_has_it() -> None:

@@ -1,16 +1,15 @@
-"""Attention to keys so far from the query that one row of the tables serves them all: torch's fused kernel.
+"""Attention to keys so far from the query that one row of the tables serves them all: a fused kernel.
 
-A far region is all keys up to a diagonal, or all keys from a diagonal on. The kernel takes rectangles, and
-triangles below the diagonal, so a region is at most one of each; what lies above a diagonal is turned round.
+A far region is all keys up to a diagonal, or all keys from a diagonal on. The kernels take rectangles, and
+square triangles below the diagonal, so a region is at most two rectangles and one triangle; what lies above a
+diagonal is turned round.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from relpos.backends import _fused
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -20,8 +19,8 @@ class Part:
     """Some queries in a row, some keys in a row, and which of their pairs count.
 
     Args:
-        is_triangle: query i counts keys 0 to i only, or, with is_reversed, the last query the last key only,
-            the one before it the last two, and so on.
+        is_triangle: as many queries as keys, of which query i counts keys 0 to i only, or, with is_reversed,
+            the last query the last key only, the one before it the last two, and so on.
     """
 
     queries: slice
@@ -32,15 +31,21 @@ class Part:
 
 def until(num_queries: int, num_keys: int, offset: int) -> list[Part]:
     """The pairs with j <= i + offset, each in one part; every query of a part has a key in it."""
-    everyone = slice(0, num_queries)
-    # the keys that any query sees
-    last = min(num_keys, num_queries + offset)
     if offset >= num_keys - 1:
-        return [Part(everyone, slice(0, num_keys))]
-    if offset < 0:
-        return [Part(slice(-offset, num_queries), slice(0, last), is_triangle=True)] if last > 0 else []
-    rectangle = [Part(everyone, slice(0, offset))] if offset > 0 else []
-    return [*rectangle, Part(everyone, slice(offset, last), is_triangle=True)]
+        return [Part(slice(0, num_queries), slice(0, num_keys))]
+    # the first query with a key, and the first key that not every one of them sees
+    first, before = max(0, -offset), max(0, offset)
+    size = min(num_queries - first, num_keys - before)
+    if size <= 0:
+        return []
+    seeing = slice(first, first + size)
+    parts = [Part(seeing, slice(before, before + size), is_triangle=True)]
+    if before > 0:
+        parts.append(Part(seeing, slice(0, before)))
+    if seeing.stop < num_queries:
+        # those that see all keys
+        parts.append(Part(slice(seeing.stop, num_queries), slice(0, num_keys)))
+    return parts
 
 
 def since(num_queries: int, num_keys: int, offset: int) -> list[Part]:
@@ -62,9 +67,13 @@ def attend(part: Part, tensors: QKV, scale: float) -> tuple[Tensor, Tensor]:
 
     Args:
         tensors: query, key and value, [batch, heads, length, dim] with one dim for all three, in one dtype.
+    Returns:
+        out in that dtype, and lse in float32, of float64 in float64. In 16 bits out is rounded once more than
+        the sum over all keys is in the end: by half a unit in its last place, times the weight of the region.
     """
     query, key, value = _of(part, *tensors)
-    out, lse = _forward(query, key, value, 0.0, part.is_triangle, scale=scale)
+    kernel = _fused.kernel(query.device, query.dtype)
+    out, lse = kernel.forward(query, key, value, part.is_triangle, scale)
     return _turned(part, out), _turned(part, lse)
 
 
@@ -79,21 +88,17 @@ def add_gradients(
     """
     query, key, value = _of(part, *tensors)
     grad_out, out, lse = (_turned(part, x[:, :, part.queries]) for x in (grad_out, out, lse))
-    grads = _backward(_dense_rows(grad_out), query, key, value, out, lse, 0.0, part.is_triangle, scale=scale)
+    kernel = _fused.kernel(query.device, query.dtype)
+    grads = kernel.backward(grad_out, query, key, value, out, lse, part.is_triangle, scale)
     for total, grad, rows in zip(totals, grads, (part.queries, part.keys, part.keys), strict=True):
         total[:, :, rows].add_(_turned(part, grad))
 
 
 def _of(part: Part, query: Tensor, key: Tensor, value: Tensor) -> QKV:
-    key, value = (_dense_rows(_turned(part, x[:, :, part.keys])) for x in (key, value))
-    return _dense_rows(_turned(part, query[:, :, part.queries])), key, value
+    key, value = (_turned(part, x[:, :, part.keys]) for x in (key, value))
+    return _turned(part, query[:, :, part.queries]), key, value
 
 
 def _turned(part: Part, x: Tensor) -> Tensor:
-    """The last query or key first where the kernel needs it so."""
+    """The last query or key first where the kernels need it so."""
     return x.flip(2) if part.is_triangle and part.is_reversed else x
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    """The kernel reads the numbers of one token side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -40,7 +40,7 @@ def attend(problem: Problem, needs_lse: bool, needs_grad: bool) -> Results:
     """
     results = empty_results(problem, needs_lse, needs_grad)
     out, lse, far_weights, far_out = results
-    problem, _ = problem.within_reach()
+    problem, _ = problem.on_host().within_reach()
     for piece in problem.pieces():
         if piece.num_keys == 0:
             for x, nothing in zip(results, (0.0, float("-inf"), 0.0, 0.0), strict=True):
@@ -156,7 +156,7 @@ def gradients(problem: Problem, results: Results, grad_out: Tensor, grad_lse: Te
         problem.query.new_zeros((*x.shape[:-1], problem.width) if x is not None else 0, dtype=problem.dtype)
         for x in given
     ]
-    problem, first = problem.within_reach()
+    problem, first = problem.on_host().within_reach()
     reached = [x[..., first:, :] if i >= 3 and x.numel() else x for i, x in enumerate(totals)]
     for piece in problem.pieces():
         if piece.num_keys > 0:

@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.backends import _far
+from relpos.backends import _far, _fused
 from relpos.backends._band import Band
 
 # elements of scratch memory for one piece, unless a thread needs more: 16 MiB of float32
 _SCRATCH = 4 << 20
 # queries of one piece where there are more than twice as many; with far fewer the fused kernel is slower
 _QUERIES = 2048
+# the same on a GPU, which wants much work at once: the share of its memory that scratch of float32 may fill,
+# the elements where nobody can say how much that is, and queries. All are guesses, and were never measured.
+_SHARE_ON_GPU = 64
+_SCRATCH_ON_GPU = 64 << 20
+_QUERIES_ON_GPU = 16384
 # further than any key from any query
 _NO_END = 1 << 64
 
@@ -140,7 +145,18 @@ class Problem(NamedTuple):
     @property
     def width(self) -> int:
         """The one width that the fused kernel wants for keys and values."""
-        return max(self.query.shape[3], self.value.shape[3])
+        multiple = _fused.kernel(self.query.device, self.far_dtype).multiple
+        return -(-max(self.query.shape[3], self.value.shape[3]) // multiple) * multiple
+
+    def on_host(self) -> "Problem":
+        """The problem with starts and key lengths where Python can read them; waits for a GPU once."""
+        given = {"starts": self.starts, "key_lengths": self.key_lengths}
+        present = {name: x for name, x in given.items() if x is not None and x.device.type != "cpu"}
+        if not present:
+            return self
+        fetched = torch.stack([x.long() for x in present.values()]).cpu()
+        fields: dict[str, Any] = dict(zip(present, fetched, strict=True))
+        return self._replace(**fields)
 
     def within_reach(self) -> tuple["Problem", int]:
         """The problem with the rows that a pair may use and no others, and the first of them.
@@ -223,12 +239,23 @@ class Problem(NamedTuple):
 
     def _cut(self, batch: int) -> Iterator[tuple[slice, slice, int]]:
         """Heads, the key heads that serve them, and how many queries at once."""
-        rows = self.query.shape[2] if self.query.shape[2] <= 2 * _QUERIES else _QUERIES
+        most, scratch, workers = self._room()
+        rows = self.query.shape[2] if self.query.shape[2] <= 2 * most else most
         # so many tensors as wide as a head, and so many as wide as the tables
         elements = rows * 8 * (self.width + self.left + self.right + 1) * batch * self.num_groups
         # the fused kernel shares out its work by heads
-        least = -(-torch.get_num_threads() // (batch * self.num_groups))
-        step = max(least, _SCRATCH // max(elements, 1), 1)
+        least = -(-workers // (batch * self.num_groups))
+        step = max(least, scratch // max(elements, 1), 1)
         for i in range(0, self.key.shape[1], step):
             j = min(i + step, self.key.shape[1])
             yield slice(i * self.num_groups, j * self.num_groups), slice(i, j), max(rows, 1)
+
+    def _room(self) -> tuple[int, int, int]:
+        """Queries of one piece, elements of its scratch memory, and workers that want a head each."""
+        device = self.query.device
+        if device.type == "cpu":
+            return _QUERIES, _SCRATCH, torch.get_num_threads()
+        if not torch.cuda.is_available():
+            return _QUERIES_ON_GPU, _SCRATCH_ON_GPU, 1
+        num_bytes = torch.cuda.get_device_properties(device).total_memory
+        return _QUERIES_ON_GPU, num_bytes // _SHARE_ON_GPU // 4, 1

@@ -1,4 +1,4 @@
-"""Exact relative attention out of torch's fused kernel, with no [query, key] tensor.
+"""Exact relative attention out of torch's fused kernels, with no [query, key] tensor.
 
 Beyond the clip distance one row of each table serves all keys (paper, section 3.2): there plain attention has
 the right weights among its own keys, its log-sum-exp lacks query . rel_k[row], its output lacks rel_v[row].
@@ -12,18 +12,23 @@ from torch import Tensor
 
 from relpos._inputs import Inputs, can_look_at
 from relpos.backends._backend import reasons_against_operators
+from relpos.backends._fused import reasons_against
 from relpos.backends._merge import Gradients, Results, attend, empty_results, gradients
+from relpos.backends._operator import needs_gradient
 from relpos.backends._pieces import Problem
 
 
 def why_not(inputs: Inputs) -> list[str]:
     """Every reason against it."""
-    reasons = []
-    if inputs.query.device.type != "cpu":
-        reasons.append(f"runs on the CPU alone, and query is on {inputs.query.device}")
+    query, value = inputs.query, inputs.value
+    # sums in float64 are the kernel's own
+    dtype = torch.float64 if inputs.compute_dtype == torch.float64 else query.dtype
+    reasons = reasons_against(query.device, dtype, max(query.shape[3], value.shape[3]))
     if inputs.relations is not None:
         reasons.append("needs distances, of which all but a few are clipped, and these are labels")
-    if inputs.attn_mask is not None and _lengths(inputs.attn_mask, inputs) is None:
+    if inputs.attn_mask is not None and inputs.query.device.type == "cuda":
+        reasons.append("takes no attn_mask on CUDA: give key_lengths where it hides keys at the end")
+    elif inputs.attn_mask is not None and _lengths(inputs.attn_mask, inputs) is None:
         reasons.append(
             "takes no attn_mask but a bool one that hides keys at the end, and not while compiling"
         )
@@ -40,7 +45,7 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         # the fused kernel scales after it has hidden pairs with -inf
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     tensors = (query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    needs_grad = needs_gradient(inputs)
     key_lengths = inputs.key_lengths
     if inputs.attn_mask is not None:
         lengths = _lengths(inputs.attn_mask, inputs)
@@ -77,23 +82,28 @@ _PROBLEM = (
     "Tensor query, Tensor key, Tensor value, Tensor? rel_k, Tensor? rel_v, Tensor? starts, SymInt start, "
     "Tensor? key_lengths, SymInt left, SymInt right, bool is_causal, float scale"
 )
+# starts and lengths of sequences are looked at, for which a graph of CUDA cannot wait
+_TAGS = (torch.Tag.cudagraph_unsafe,)
 torch.library.define(
-    "relpos::merged", f"({_PROBLEM}, bool needs_lse, bool needs_grad) -> (Tensor, Tensor, Tensor, Tensor)"
+    "relpos::merged",
+    f"({_PROBLEM}, bool needs_lse, bool needs_grad) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=_TAGS,
 )
 torch.library.define(
     "relpos::merged_backward",
     f"({_PROBLEM}, Tensor[] results, Tensor grad_out, Tensor? grad_lse) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=_TAGS,
 )
 
 
-@torch.library.impl("relpos::merged", "CPU")
+@torch.library.impl("relpos::merged", ("CPU", "CUDA"))
 def _merged(*arguments: Any) -> Results:
     *problem, needs_lse, needs_grad = arguments
     return attend(Problem(*problem), needs_lse, needs_grad)
 
 
-@torch.library.impl("relpos::merged_backward", "CPU")
+@torch.library.impl("relpos::merged_backward", ("CPU", "CUDA"))
 def _merged_backward(*arguments: Any) -> Gradients:
     *problem, results, grad_out, grad_lse = arguments
     return gradients(Problem(*problem), results, grad_out, grad_lse)
