@@ -274,3 +274,5 @@ FORMS: dict[str, Callable[[Setting, Tensors], Attend]] = {
     **OTHERS,
     **{backend.name: partial(_relpos, backend.name) for backend in BACKENDS},
 }
+# those that are measured on a CPU; gpu_attention.py has a GPU's
+ON_CPU = [name for name in FORMS if name != "triton"]

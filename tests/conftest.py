@@ -5,18 +5,48 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+if os.environ.get("RELPOS_TEST_DEVICE") == "cuda":
+    # cuBLAS is deterministic with memory of this size, read when its first product is taken
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+else:
+    # Triton's kernels are interpreted on the CPU, which is decided when they are defined
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from conformance.skips import each_backend
 from relpos.backends import cpu
-from relpos.translation.recipe import Recipe, check_recipe, write_recipe
-from relpos.translation.training import train
+
+if TYPE_CHECKING:
+    from relpos.translation.recipe import Recipe
+
+if os.environ.pop("TRITON_INTERPRET", None):
+    # what Triton asks later is told to this process alone: commands that tests start find what users have
+    with suppress(ImportError):
+        from triton import knobs
+
+        knobs.propagate_env = False
+        knobs.runtime.interpret = True
 
 pytest_plugins = ["required"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a device on which nothing would run, and every test be skipped."""
+    device = os.environ.get("RELPOS_TEST_DEVICE") or "cpu"
+    if device not in ("cpu", "cuda"):
+        raise pytest.UsageError(f"RELPOS_TEST_DEVICE must be cpu or cuda; got {device!r}. Unset it for cpu.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"RELPOS_TEST_DEVICE=cuda needs a GPU and torch for CUDA; torch {torch.__version__} has none. "
+            "Unset it for cpu."
+        )
+
 
 # the tensors of tests are small, and threads that wait for each other are slow where the cores are busy
 torch.set_num_threads(1)
@@ -87,14 +117,19 @@ def small_values(**training: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def small_recipe() -> Callable[..., Recipe]:
+def small_recipe() -> "Callable[..., Recipe]":
     """Make the small recipe, with changes to its section `training`."""
+    # the translator needs more than attention does, and tests of attention run without it
+    from relpos.translation.recipe import check_recipe
+
     return lambda **training: check_recipe(small_values(**training), "small")
 
 
 @pytest.fixture
 def small_file(tmp_path: Path) -> Callable[..., Path]:
     """Write the small recipe, with changes to its section `training`, and return its path."""
+
+    from relpos.translation.recipe import check_recipe, write_recipe
 
     def write(**training: Any) -> Path:
         path = tmp_path / "small.yaml"
@@ -137,6 +172,9 @@ def command() -> Callable[..., subprocess.Popen]:
 @pytest.fixture(scope="session")
 def numbers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that learned lines of one to three numbers below a hundred."""
+    from relpos.translation.recipe import check_recipe
+    from relpos.translation.training import train
+
     lines = {"shortest": 1, "longest": 3, "largest": 99}
     values = small_values()
     values["data"] = {

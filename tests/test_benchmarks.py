@@ -18,7 +18,7 @@ from relpos import relative_attention
 from relpos.backends import BACKENDS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-FORMS = ["sdpa", "gather", "einsum", *(backend.name for backend in BACKENDS)]
+FORMS = ["sdpa", "gather", "einsum", *(backend.name for backend in BACKENDS if backend.name != "triton")]
 FIELDS = {
     *("backend", "pass", "dtype", "batch", "heads", "length", "d_k", "max_distance"),
     *("is_causal", "padding", "dropout", "seconds", "ratio_to_sdpa", "ratio_quartiles", "peak_mib", "reason"),

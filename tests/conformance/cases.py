@@ -4,6 +4,7 @@ Widths are small and lengths are not: what goes wrong goes wrong at the ends of 
 """
 
 import math
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 from relpos import explain_backends, relation_attention, relative_attention
 
 TENSORS = ("query", "key", "value", "rel_k", "rel_v")
+# where attention runs; the numbers are drawn on the CPU, and are the same everywhere
+DEVICE = torch.device(os.environ.get("RELPOS_TEST_DEVICE") or "cpu")
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def make(case: Case, dtype: torch.dtype = torch.float64) -> dict:
     labels = case.left + case.right + 1
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
     arguments = {
         "query": _laid_out(draw(case.batch, case.heads, case.num_queries, case.d_k), case.layout),
@@ -183,17 +186,22 @@ def make(case: Case, dtype: torch.dtype = torch.float64) -> dict:
             x.requires_grad_()
     start, lengths = case.query_start, case.key_lengths
     arguments |= {
-        "attn_mask": _mask(case, m, generator, dtype),
-        "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
+        "attn_mask": None if case.mask is None else _mask(case, m, generator, dtype).to(DEVICE),
+        "key_lengths": None if lengths is None else integers(*lengths),
         "scale": case.scale,
     }
     if case.relations is not None:
         return arguments | {"relations": _relations(case, m, generator)}
     return arguments | {
         "max_distance": (case.left, case.right),
-        "query_start": torch.tensor(start, dtype=torch.int64) if isinstance(start, tuple) else start,
+        "query_start": integers(*start) if isinstance(start, tuple) else start,
         "is_causal": case.is_causal,
     }
+
+
+def integers(*numbers: int) -> Tensor:
+    """Starts or lengths, [batch], where attention runs."""
+    return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:
@@ -202,7 +210,7 @@ def _laid_out(x: Tensor, layout: str) -> Tensor:
     if layout == "expanded":  # one head for all
         return x[:, :1].detach().expand(x.shape)
     if layout == "strided":  # every other number of a wider tensor, and not from its beginning
-        wide = torch.full((*x.shape[:3], 2 * x.shape[3] + 1), math.nan, dtype=x.dtype)
+        wide = x.new_full((*x.shape[:3], 2 * x.shape[3] + 1), math.nan)
         wide[..., 1::2] = x
         return wide[..., 1::2]
     return x
@@ -214,18 +222,16 @@ def _relations(case: Case, m: int, generator: torch.Generator) -> Tensor:
     lowest = 0 if case.relations == "heads" else -1  # -1 is no relation
     highest = 0 if case.relations == "none" else case.left + case.right + 1
     dtype = torch.int64 if case.relations == "batch" else torch.int8
-    return torch.randint(lowest, highest, shape, generator=generator).to(dtype)
+    return torch.randint(lowest, highest, shape, generator=generator).to(DEVICE, dtype)
 
 
-def _mask(case: Case, m: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor | None:
+def _mask(case: Case, m: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     b, h, n = case.batch, case.heads, case.num_queries
 
     def coin(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator) < 0.6
 
     match case.mask:
-        case None:
-            return None
         case "full":
             return torch.ones(b, h, n, m, dtype=torch.bool)
         case "empty":
@@ -285,7 +291,7 @@ def outcome(out: Tensor, lse: Tensor, arguments: dict) -> dict[str, Tensor]:
     """out, lse, and the gradient of each tensor for gradients of out and lse that are the same every time."""
     generator = torch.Generator().manual_seed(3155)
     grad_out, grad_lse = (
-        torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (out, lse)
+        torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (out, lse)
     )
     leaves = {name: arguments[name] for name in TENSORS if arguments[name] is not None}
     grads = torch.autograd.grad([out, lse], list(leaves.values()), [grad_out, grad_lse], allow_unused=True)
@@ -299,7 +305,8 @@ def plain_attention(arguments: dict) -> tuple[Tensor, Tensor]:
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    n, m = query.shape[2], key.shape[2]
+    i = torch.arange(query.shape[2], device=query.device)[:, None]
+    j = torch.arange(key.shape[2], device=query.device)
     rel_k, rel_v = arguments["rel_k"], arguments["rel_v"]
     if "relations" in arguments:
         labels, is_causal = arguments["relations"].long(), False
@@ -308,7 +315,7 @@ def plain_attention(arguments: dict) -> tuple[Tensor, Tensor]:
     else:
         (left, right), is_causal = arguments["max_distance"], arguments["is_causal"]
         assert arguments["query_start"] is None
-        labels = (torch.arange(m) - torch.arange(n)[:, None]).clamp(-left, right) + left
+        labels = (j - i).clamp(-left, right) + left
     scale = arguments["scale"] or 1 / math.sqrt(query.shape[3])
     logits = (query * scale) @ key.mT
     if rel_k is not None:
@@ -317,11 +324,9 @@ def plain_attention(arguments: dict) -> tuple[Tensor, Tensor]:
             "bhnd,...nmd->bhnm" if a_k.dim() == 3 else "bhnd,hnmd->bhnm", query * scale, a_k
         )
     if is_causal:
-        logits = logits.masked_fill(torch.arange(m) > torch.arange(n)[:, None], -math.inf)
+        logits = logits.masked_fill(j > i, -math.inf)
     if arguments["key_lengths"] is not None:
-        logits = logits.masked_fill(
-            torch.arange(m) >= arguments["key_lengths"][:, None, None, None], -math.inf
-        )
+        logits = logits.masked_fill(j >= arguments["key_lengths"][:, None, None, None], -math.inf)
     if arguments["attn_mask"] is not None:
         logits = logits + arguments["attn_mask"]
     weights = torch.softmax(logits, -1)

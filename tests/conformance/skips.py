@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relpos.backends import BACKENDS, cpu
+from relpos.backends import BACKENDS, cpu, triton
 
 # backend -> how each reason of its why_not begins that stands for such a limit
 # and a machine that may lack it: a whole run that must not is one with --require-backends
@@ -19,7 +19,19 @@ MAY_SKIP: dict[str, tuple[str, ...]] = {
         "is an operator of relpos, which no exported program should need",
         "has no rules for torch.func and forward-mode derivatives",
     ),
+    "triton": (
+        "needs a build of torch for CUDA",
+        "needs Triton",
+        "has no gradient for attn_mask",
+        "is an operator of relpos, which no exported program should need",
+        "has no rules for torch.func and forward-mode derivatives",
+    ),
     "merged": (
+        "runs on the CPU and CUDA",
+        "takes NVIDIA's GPUs alone",
+        "has no fused kernel for float64 on CUDA",
+        "has no fused kernel for 16 bits on",
+        "takes no attn_mask on CUDA",
         "needs distances",
         "takes no attn_mask but a bool one that hides keys at the end",
         "drops no weights",
@@ -36,7 +48,7 @@ def each_backend(*without: str) -> list[Any]:
     """Values of a parameter `backend`; where this machine cannot run one, it is skipped and says why."""
     found = []
     for backend in BACKENDS:
-        reason = cpu.UNAVAILABLE if backend.name == "cpu" else None
+        reason = {"cpu": cpu.UNAVAILABLE, "triton": triton.UNAVAILABLE}.get(backend.name)
         marks = [] if reason is None else [pytest.mark.skip(reason=f"{backend.name}: {reason}")]
         if backend.name not in without:
             found.append(pytest.param(backend.name, marks=marks))

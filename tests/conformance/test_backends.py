@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from conformance.cases import CASES, Case, attend, case, detached, make, outcome, plain_attention
+from conformance.cases import CASES, Case, attend, case, detached, integers, make, outcome, plain_attention
 from conformance.skips import each_backend
 from relpos import relation_attention, relative_attention
 
@@ -103,7 +103,7 @@ def test_what_keys_beyond_the_length_hold_changes_nothing(
     backend: str, spoilt: tuple[str, ...], held: float
 ) -> None:
     arguments = detached(make(case("length 257, key lengths")), torch.float32)
-    arguments["key_lengths"] = torch.tensor([200, 0])
+    arguments["key_lengths"] = integers(200, 0)
     given = detached(arguments)
     with torch.no_grad():
         for name in spoilt:
@@ -122,7 +122,7 @@ def test_what_keys_beyond_the_length_hold_changes_nothing(
 def test_keys_beyond_the_length_change_nothing_beside_large_numbers(
     backend: str, large: str, held: float
 ) -> None:
-    arguments = detached(make(case("length 17")), torch.float32) | {"key_lengths": torch.tensor([11])}
+    arguments = detached(make(case("length 17")), torch.float32) | {"key_lengths": integers(11)}
     with torch.no_grad():
         if large == "query":
             arguments["query"].mul_(1e31)
@@ -164,6 +164,16 @@ def test_a_float_mask_gets_its_gradient(backend: str) -> None:
 
 
 @backends
+def test_gradients_that_come_as_one_number_for_all_are_read_as_such(backend: str) -> None:
+    arguments = make(case("length 17"))
+    leaves = [arguments[name] for name in ("query", "key", "value", "rel_k", "rel_v")]
+    for reduce in (lambda out, lse: out.sum() + 2 * lse.sum(), lambda out, lse: 0 * out.sum() + lse.sum()):
+        grads = [torch.autograd.grad(reduce(*attend(x, arguments)), leaves) for x in (backend, "reference")]
+        for found, truth in zip(*grads, strict=True):
+            torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-10)
+
+
+@backends
 @pytest.mark.parametrize("needed", ["query", "key", "value", "rel_k", "rel_v"])
 def test_each_tensor_alone_can_need_a_gradient(backend: str, needed: str) -> None:
     arguments = make(case("more keys than queries"))
@@ -174,8 +184,8 @@ def test_each_tensor_alone_can_need_a_gradient(backend: str, needed: str) -> Non
     torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-10)
 
 
-# cpu draws numbers of its own: tests/backends/test_cpu_dropout.py
-@pytest.mark.parametrize("backend", each_backend("cpu"))
+# cpu and triton draw numbers of their own: tests/backends/test_cpu_dropout.py and test_triton_dropout.py
+@pytest.mark.parametrize("backend", each_backend("cpu", "triton"))
 @pytest.mark.parametrize("name", ["per head", "a start for each sequence, causal", "mask: float inf"])
 def test_dropout_with_one_seed_equals_the_reference(backend: str, name: str) -> None:
     arguments = make(case(name)) | {"dropout_p": 0.4}

@@ -10,11 +10,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conformance.cases import TENSORS, Case, attend, make
+from conformance.cases import DEVICE, TENSORS, Case, attend, make
 from conformance.skips import each_backend
 from relpos import relative_attention
 
 backends = pytest.mark.parametrize("backend", each_backend())
+
+
+_ANY = torch._C.DispatchKey.CompositeExplicitAutograd
+_KEY = torch._C.DispatchKey.CUDA if DEVICE.type == "cuda" else torch._C.DispatchKey.CPU
 
 
 class Memory(TorchDispatchMode):
@@ -29,7 +33,8 @@ class Memory(TorchDispatchMode):
         if func.namespace == "relpos":
             # our own operators are seen into, not only what they return
             with self:
-                out = func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
+                key = _KEY if func.has_kernel_for_dispatch_key(_KEY) else _ANY
+                out = func._op_dk(key, *args, **(kwargs or {}))
         else:
             out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
@@ -85,8 +90,9 @@ def test_memory_counts_what_lives_and_what_autograd_keeps_and_not_what_has_gone(
 # bytes alive at once, over those of one float32 [query, key]. Of dense it is 7.1 in the backward pass:
 # labels, which are int64 and count twice, logits, weights and the gradients between them. Of merged, which is
 # linear in the length, it is 0.42. Of cpu it is 0.064: out and three gradients, each 1/64 of [query, key].
-# What its kernel keeps for itself is seen in tests/backends/test_cpu_machine.py.
-PEAKS = {"cpu": 0.066, "dense": 8, "merged": 0.5}
+# What its kernel keeps for itself is seen in tests/backends/test_cpu_machine.py. Of triton it is 0.15:
+# besides, 48 numbers a query and table, and parts of the tables' gradients.
+PEAKS = {"triton": 0.16, "cpu": 0.066, "dense": 8, "merged": 0.5}
 
 
 @backends
