@@ -22,7 +22,7 @@ from relpos import _dispatch, explain_backends
 from relpos._doctor import cases, compiled, examine, machine, report, software, write_report
 from relpos._doctor.alone import run_alone
 from relpos._doctor.finding import NO_BREAK, Complain, Finding
-from relpos.backends import cpu
+from relpos.backends import cpu, triton
 from relpos.backends._backend import Backend
 from relpos.cli import app, run
 
@@ -406,7 +406,7 @@ def test_kernel_that_cannot_be_used_is_told_and_others_serve(
     advice = {problem["problem"]: problem["advice"] for problem in found["problems"]}
     told = advice[f"the CPU kernel {state}: attention on the CPU is slower."]
     assert told.startswith("Unset RELPOS_CPU_KERNEL, or have it name a kernel")
-    assert re.search(rf"\ncompiled\n  CPU kernel  {state}", found["text"])
+    assert re.search(rf"\ncompiled\n  CPU kernel +{state}", found["text"])
     for answer in found["attention"]["cpu"].values():
         assert answer["reasons"]["cpu"][0] == kernel["reason"]
         assert answer["chosen"] in ("merged", "dense")
@@ -451,9 +451,186 @@ def test_kernel_that_loads_is_told_with_its_instructions_and_limit(
     if limit is not None:
         monkeypatch.setenv("RELPOS_CPU", limit)
     source = f", RELPOS_CPU={limit}" if limit else ""
-    assert f"\n  CPU kernel  loads, with instructions avx2{source}\n" in told()
+    assert f"\n  CPU kernel   loads, with instructions avx2{source}\n" in told()
     found = {told: advice for told, advice in _problems().items() if "RELPOS_CPU" in told}
     assert found == ({problem: "Unset RELPOS_CPU."} if problem else {})
+
+
+# the GPU kernels
+
+
+@pytest.fixture
+def gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Finding, dict[str, str]]]:
+    """What is found of them, and the advice for each problem, where Triton and torch are as they are told."""
+
+    def call(
+        version: str | None = "3.7.1",
+        *,
+        cuda: str | None = "13.0",
+        reason: str | None = None,
+        is_interpreted: bool = False,
+        named: str = 'triton==3.7.1; platform_system == "Linux"',
+    ) -> tuple[Finding, dict[str, str]]:
+        monkeypatch.setattr(triton, "UNAVAILABLE", reason)
+        monkeypatch.setattr(triton, "IS_INTERPRETED", is_interpreted)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(compiled, "find_spec", lambda name: version and name)
+        monkeypatch.setattr(compiled, "_triton_version", lambda: version)
+        monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["filelock", named])
+        advice: dict[str, str] = {}
+        return compiled.compiled_probes()["GPU kernels"](advice.__setitem__), advice
+
+    return call
+
+
+Found = Callable[..., tuple[Finding, dict[str, str]]]
+ABSENT = "needs Triton, which does not import: No module named 'triton'"
+
+
+@pytest.mark.parametrize(
+    ("version", "note"),
+    [("3.7.1", "Triton 3.7.1 is installed"), (None, "Triton is not installed; GPUs alone use it")],
+)
+def test_gpu_kernels_without_torch_for_cuda_are_no_problem(
+    gpu_kernels: Found, version: str | None, note: str
+) -> None:
+    found, advice = gpu_kernels(version, cuda=None, reason="needs a build of torch for CUDA")
+    assert found.text == f"none: needs a build of torch for CUDA\n{note}"
+    assert (found.value["available"], found.value["triton"]) == (False, version)
+    assert advice == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [
+        ('triton==3.7.1; platform_system == "Linux"', "triton==3.7.1"),
+        ("pytorch-triton (==3.9.0+git1)", "pytorch-triton==3.9.0+git1"),
+        ("triton-free>=1", "triton"),
+        ("sympy", "triton"),
+    ],
+)
+def test_missing_triton_is_told_with_the_version_that_torch_names(
+    gpu_kernels: Found, named: str, wanted: str
+) -> None:
+    found, advice = gpu_kernels(None, reason=ABSENT, named=named)
+    told = "Triton is not installed: the GPU kernels cannot be compiled, and attention on GPUs is slower."
+    assert advice == {told: f'pip install "{wanted}"'}
+    assert found.text == f"none: {ABSENT}"
+
+
+def test_triton_that_does_not_import_is_told(gpu_kernels: Found) -> None:
+    reason = "needs Triton, which does not import: libtriton.so: cannot open shared object file"
+    found, advice = gpu_kernels(reason=reason)
+    told = (
+        "Triton 3.7.1 does not import: the GPU kernels cannot be compiled, and attention on GPUs is slower."
+    )
+    assert advice == {told: 'pip install --force-reinstall "triton==3.7.1"'}
+    assert found.text == f"none: {reason}"
+
+
+def test_interpreted_gpu_kernels_are_told(gpu_kernels: Found) -> None:
+    found, advice = gpu_kernels(cuda=None, is_interpreted=True)
+    told = "TRITON_INTERPRET is set: GPU kernels run on no GPU but on the CPU, very slowly."
+    assert advice == {told: "Unset TRITON_INTERPRET; it is for tests."}
+    assert found.text == "interpreted on the CPU by Triton 3.7.1"
+    assert found.value["interpreted"]
+
+
+def test_gpus_that_the_kernels_are_for_are_told_once(
+    gpu_kernels: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _fake_gpus(monkeypatch, (8, 0), ["sm_80"])
+    _fake_build_tools(monkeypatch, tmp_path, ["gcc"], has_headers=True)
+    found, advice = gpu_kernels()
+    assert found.text.splitlines() == [
+        "compiled by Triton 3.7.1 when they are first used",
+        "for Card, compute capability 8.0",
+    ]
+    assert found.value["devices"] == [{"name": "Card", "capability": "8.0"}]
+    assert advice == {}
+
+
+def test_gpu_that_is_too_old_for_the_kernels_is_told(
+    gpu_kernels: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_gpus(monkeypatch, (7, 5), ["sm_75"])
+    found, advice = gpu_kernels()
+    told = "the GPU kernels need compute capability 8.0 or more; Card has 7.5."
+    assert advice == {told: "Use a newer GPU, or on this one another backend."}
+    assert found.text.endswith("\nno GPU here that they are for")
+
+
+def test_gpu_kernels_without_a_gpu_are_no_problem(
+    gpu_kernels: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found, advice = gpu_kernels()
+    assert (found.value["available"], found.value["devices"], advice) == (True, [], {})
+    assert found.text.endswith("\nno GPU here that they are for")
+
+
+def _fake_build_tools(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str], *, has_headers: bool
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(triton.shutil, "which", lambda name: name if name in names else None)
+    monkeypatch.setattr(triton.sysconfig, "get_paths", lambda: {"include": str(folder)})
+    if has_headers:
+        (folder / "Python.h").touch()
+
+
+@pytest.mark.parametrize(
+    ("own", "names", "has_headers", "expected"),
+    [
+        (None, ["gcc"], True, []),
+        (None, ["clang"], True, []),
+        ("cc-15", ["cc-15"], True, []),
+        ("cc-15", ["gcc"], True, ["finds no cc-15."]),
+        (None, ["cc"], True, ["finds no gcc or clang."]),
+        (None, ["gcc"], False, ["Python.h is missing."]),
+        (None, [], False, ["finds no gcc or clang.", "Python.h is missing."]),
+    ],
+)
+def test_what_triton_builds_its_launcher_with_is_told_where_it_is_missing(
+    gpu_kernels: Found,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    own: str | None,
+    names: list[str],
+    has_headers: bool,
+    expected: list[str],
+) -> None:
+    _fake_gpus(monkeypatch, (9, 0), ["sm_90"])
+    _fake_build_tools(monkeypatch, tmp_path, names, has_headers=has_headers)
+    if own is not None:
+        monkeypatch.setenv("CC", own)
+    missing = triton.missing_to_launch()
+    _, advice = gpu_kernels(reason=triton.NO_LAUNCH + missing[0] if missing else None)
+    assert len(missing) == len(advice) == len(expected)
+    for problem, end in zip(advice, expected, strict=True):
+        assert problem.startswith("Triton needs ")
+        assert problem.endswith(end)
+
+
+def test_broken_triton_stops_neither_relpos_nor_the_doctor(tmp_path: Path) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('its library\\nis missing; so it is')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "relpos", "doctor", "--json"],
+        # so that it is imported whatever torch is built for
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    values = json.loads(done.stdout)
+    kernels = values["compiled"]["GPU kernels"]
+    assert (kernels["available"], kernels["devices"]) == (False, [])
+    assert kernels["reason"].startswith("needs Triton, which does not import: its library")
+    assert any("does not import" in problem["problem"] for problem in values["problems"])
+    for answer in values["attention"]["cpu"].values():
+        assert kernels["reason"] in answer["reasons"]["triton"]
+        assert answer["chosen"] != "triton"
 
 
 # GPUs

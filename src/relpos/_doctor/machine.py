@@ -4,8 +4,6 @@ import os
 import platform
 import shutil
 import subprocess
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ def machine_probes() -> dict[str, Probe]:
         "threads": _threads,
         "memory": _memory,
         "GPU": _gpu,
-        "Triton": _triton,
     }
 
 
@@ -160,13 +157,6 @@ def _is_built_for(capability: tuple[int, int], built: list[str]) -> bool:
 
 def _has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-
-
-def _triton(complain: Complain) -> Finding:
-    if find_spec("triton") is None:
-        return Finding({"version": None}, "not installed; GPUs alone use it")
-    version = str(import_module("triton").__version__)
-    return Finding({"version": version}, version)
 
 
 def _count(number: int, noun: str) -> str:
