@@ -19,7 +19,8 @@ from relpos import relation_attention
 
 BOTH = ("key", "value")
 
-backends = pytest.mark.parametrize("backend", each_backend())
+# forty examples each take the interpreter of triton minutes
+backends = pytest.mark.parametrize("backend", each_backend(slow=("triton",)))
 any_settings = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
