@@ -195,7 +195,13 @@ def _start(select: str, folder: Path, number: int, options: argparse.Namespace) 
         return subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "RELPOS_TEST_DEVICE": device, "PYTHONPATH": os.pathsep.join(paths)},
+            # options of a run of pytest around this one are not for its shares
+            env={
+                **os.environ,
+                "PYTEST_ADDOPTS": "",
+                "RELPOS_TEST_DEVICE": device,
+                "PYTHONPATH": os.pathsep.join(paths),
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
             # a shell has what it runs in the background ignore this signal
