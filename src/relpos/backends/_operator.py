@@ -57,7 +57,7 @@ def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.save_for_backward(*output, *(x if isinstance(x, Tensor) else None for x in inputs))
 
-    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: None) -> tuple[Any, ...]:
+    def pull_back(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: None) -> tuple[Any, ...]:
         # read once: what unpacks them may do so only once, as checkpoints do
         saved = ctx.saved_tensors
         results, tensors = saved[:num_results], saved[num_results:]
@@ -82,7 +82,7 @@ def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[
             keep(ctx, given, output)
             return output
 
-    Attention.backward = staticmethod(backward)  # type: ignore[method-assign]
+        backward = staticmethod(pull_back)
 
     def attend(*given: Any) -> tuple[Tensor, ...]:
         may_differentiate = torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -90,7 +90,7 @@ def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[
             return Attention.apply(*given)
         return operator(*given)
 
-    torch.library.register_autograd(f"relpos::{name}", backward, setup_context=keep)
+    torch.library.register_autograd(f"relpos::{name}", pull_back, setup_context=keep)
     torch.library.register_autograd(f"relpos::{name}_backward", no_second_derivative)
     return attend
 
@@ -99,6 +99,19 @@ def needs_gradient(inputs: Inputs) -> bool:
     """Whether a backward pass may come."""
     tensors = (inputs.query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
+    """Memory for what the backward operator returns to its arguments; of no size where the bit is not set."""
+    *tensors, needs = *given[:NUM_DIFFERENTIABLE], given[-1]
+    query = tensors[0]
+    grads = []
+    for i, x in enumerate(tensors):
+        if x is None or not needs >> i & 1:
+            grads.append(query.new_empty(0))
+        else:
+            grads.append(empty_as(x, *x.shape[1:]) if i < 3 else x.new_empty(x.shape))
+    return tuple(grads)
 
 
 def empty_as(like: Tensor, heads: int, rows: int, columns: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relpos._inputs import Inputs
 from relpos.backends._backend import reasons_against_operators
-from relpos.backends._operator import NUM_DIFFERENTIABLE, arguments, differentiable, empty_as
+from relpos.backends._operator import arguments, differentiable, empty_as, empty_gradients
 
 # RELPOS_CPU_KERNEL names a file to take in its place, such as one built to find faults of memory
 LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parent.parent / "_cpu_kernel.so")
@@ -93,19 +93,7 @@ def _fake(*given: Any) -> tuple[Tensor, Tensor]:
     return out, query.new_empty(query.shape[:3], dtype=dtype)
 
 
-def _fake_backward(*given: Any) -> tuple[Tensor, ...]:
-    *tensors, needs = *given[:NUM_DIFFERENTIABLE], given[-1]
-    query = tensors[0]
-    grads = []
-    for i, x in enumerate(tensors):
-        if x is None or not needs >> i & 1:
-            grads.append(query.new_empty(0))
-        else:
-            grads.append(empty_as(x, *x.shape[1:]) if i < 3 else x.new_empty(x.shape))
-    return tuple(grads)
-
-
 if UNAVAILABLE is None:
     torch.library.register_fake("relpos::cpu", _fake)
-    torch.library.register_fake("relpos::cpu_backward", _fake_backward)
+    torch.library.register_fake("relpos::cpu_backward", empty_gradients)
     _attend = differentiable("cpu", num_arguments=16, num_results=2)

@@ -102,7 +102,7 @@ class Call(NamedTuple):
                 None if x is None else x.clone() for x in (relations, starts, lengths)
             )
         if mask is not None and mask.dtype == torch.bool:
-            # Triton 3.7 compiles no kernel that has narrower ones beside products of float64
+            # beside products of float64 Triton 3.7 compiles no bytes, nor int32 where weights are dropped
             is_double = query.dtype == torch.float64
             mask = mask.to(torch.int64) if is_double and not IS_INTERPRETED.value else mask.view(torch.uint8)
         elif mask is not None and mask.dtype.itemsize > self.dtype.itemsize:

@@ -84,7 +84,10 @@ def _launch(
     name = kernel.fn.__name__
     along = "BLOCK_K" if name == "key_value_gradients" else "BLOCK_Q"
     if tuning.IS_WANTED and not is_traced(call.query):
-        grid = lambda meta: (blocks_of(length, meta[along]) * groups,)  # noqa: E731
+
+        def grid(meta: dict[str, Any]) -> tuple[int]:
+            return (blocks_of(length, meta[along]) * groups,)
+
         tuning.tuner(name)[grid](*given, **compiled_in)
         return
     size = call.size(name)

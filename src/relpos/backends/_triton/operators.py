@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op
 
-from relpos.backends._operator import NUM_DIFFERENTIABLE, differentiable, empty_as
+from relpos.backends._operator import differentiable, empty_gradients
 from relpos.backends._triton.block import IS_INTERPRETED
 from relpos.backends._triton.call import Call, device_of
 from relpos.backends._triton.launch import Saved, attend, empty_results, gradients
@@ -84,19 +84,7 @@ def _fake(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_results(Call(*given))
 
 
-def _fake_backward(*given: Any) -> tuple[Tensor, ...]:
-    needs = given[-1]
-    return tuple(
-        given[0].new_empty(0)
-        if x is None or not needs >> i & 1
-        else empty_as(x, *x.shape[1:])
-        if i < 3
-        else x.new_empty(x.shape)
-        for i, x in enumerate(given[:NUM_DIFFERENTIABLE])
-    )
-
-
 if IS_INTERPRETED.value:
     _triton.register_fake(_fake)
-    _triton_backward.register_fake(_fake_backward)
+    _triton_backward.register_fake(empty_gradients)
 run = differentiable("triton", num_arguments=17, num_results=4)
