@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.cases import CASES, TENSORS, Case, attend, case, make, outcome
+from conformance.cases import CASES, TENSORS, Case, attend, case, make, operator_arguments, outcome
 from relpos import explain_backends, relation_attention, relative_attention
 from relpos.backends import cpu
 
@@ -37,23 +37,7 @@ OPERATORS = (
 
 def problem(name: str, dropout_p: float = 0.0, dtype: torch.dtype = torch.float64) -> list:
     """The arguments of the operator for a case."""
-    x = make(case(name), dtype)
-    start = x.get("query_start") or 0 if not isinstance(x.get("query_start"), Tensor) else x["query_start"]
-    labels = max((x[t].shape[-2] for t in ("rel_k", "rel_v") if x[t] is not None), default=1)
-    left, right = x.get("max_distance", (0, labels - 1)) if labels > 1 else (0, 0)
-    return [
-        *(x[t] for t in TENSORS),
-        x.get("relations"),
-        x["attn_mask"],
-        *([start, 0] if isinstance(start, Tensor) else [None, start]),
-        x["key_lengths"],
-        left,
-        right,
-        x.get("is_causal", False),
-        torch.tensor([7]) if dropout_p else None,
-        dropout_p,
-        0.5,
-    ]
+    return operator_arguments(make(case(name), dtype), dropout_p)
 
 
 @pytest.fixture

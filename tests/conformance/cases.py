@@ -287,6 +287,27 @@ def attend(backend: str, arguments: dict) -> tuple[Tensor, Tensor]:
     return attention(**arguments, return_lse=True, backend=backend)
 
 
+def operator_arguments(arguments: dict, dropout_p: float = 0.0) -> list:
+    """The same as the operators of fused backends take them, with a scale of 0.5 and one seed."""
+    x = arguments
+    start = x.get("query_start") or 0 if not isinstance(x.get("query_start"), Tensor) else x["query_start"]
+    labels = max((x[t].shape[-2] for t in ("rel_k", "rel_v") if x[t] is not None), default=1)
+    left, right = x.get("max_distance", (0, labels - 1)) if labels > 1 else (0, 0)
+    return [
+        *(x[t] for t in TENSORS),
+        x.get("relations"),
+        x["attn_mask"],
+        *([start, 0] if isinstance(start, Tensor) else [None, start]),
+        x["key_lengths"],
+        left,
+        right,
+        x.get("is_causal", False),
+        torch.tensor([7]) if dropout_p else None,
+        dropout_p,
+        0.5,
+    ]
+
+
 def outcome(out: Tensor, lse: Tensor, arguments: dict) -> dict[str, Tensor]:
     """out, lse, and the gradient of each tensor for gradients of out and lse that are the same every time."""
     generator = torch.Generator().manual_seed(3155)
