@@ -413,11 +413,13 @@ def test_dropped_weights_feed_both_value_terms(backend: str) -> None:
 
 def test_dropout_keeps_the_expectation(backend: str) -> None:
     arguments = draw(3, b=1, h=1)
-    many = {name: arguments[name].expand(20_000, 1, 3, 4) for name in ("query", "key", "value")}
+    # the interpreter of triton takes minutes for 20,000 programs
+    count = 500 if backend == "triton" else 20_000
+    many = {name: arguments[name].expand(count, 1, 3, 4) for name in ("query", "key", "value")}
     torch.manual_seed(0)
     outs = run(backend, arguments | many, dropout_p=0.3)
     error = outs.mean(0) - run(backend, arguments)[0]
-    assert (error.abs() < 5 * outs.std(0) / math.sqrt(20_000)).all()
+    assert (error.abs() < 5 * outs.std(0) / math.sqrt(count)).all()
     assert outs.std(0).min() > 0.05
 
 
