@@ -487,3 +487,11 @@ def test_float32_tables_beside_a_low_precision_query_are_not_rounded(
     rel_v = torch.tensor([[-1.0], [1.0 + small], [-1.0]])
     out = run(backend, arguments | {"rel_k": None, "rel_v": rel_v})
     assert out.equal(torch.full_like(out, small / 2))
+    # the first key takes from its row of the table what it rounds to; the logit gets a quarter
+    query = ones[:, :, :1].clone().requires_grad_()
+    key, value = (torch.tensor([x, 0.0], dtype=dtype).view(1, 1, 2, 1) for x in (-1.0, 1.0))
+    rel_k = torch.tensor([[0.0], [1.0 + small], [0.0]])
+    arguments = {"query": query, "key": key, "value": value, "query_start": 0}
+    out = run(backend, arguments | {"rel_k": rel_k, "rel_v": None})
+    (grad,) = torch.autograd.grad(out.sum(), query)
+    assert grad.item() == pytest.approx(small / 4, rel=0.01)

@@ -19,7 +19,7 @@ def test_labels_of_pairs_never_become_a_vector_for_each_pair(backend: str, is_pe
     tokens = [torch.randn(b, h, n, d, requires_grad=True) for _ in range(3)]
     shape = (h, num_labels, d) if is_per_head else (num_labels, d)
     tables = [torch.randn(shape, requires_grad=True) for _ in range(2)]
-    labels = torch.randint(-1, num_labels, (b, 1, n, n))
+    labels = torch.randint(-1, num_labels, (b, 1, n, n), dtype=torch.int8)
     with Memory() as memory:
         out, lse = relation_attention(*tokens, labels, *tables, return_lse=True, backend=backend)
         torch.autograd.grad(out.sum() + lse.sum(), [*tokens, *tables])

@@ -30,6 +30,7 @@ from relpos.backends._triton.block import (
     place,
     power,
     product,
+    product_with_table,
     products,
     store_rows,
     sum_few_labels,
@@ -471,8 +472,10 @@ def query_gradients(
             if HAS_REL_K:
                 b_table = load_rows(
                     rel_k, first_label, num_labels, rel_k_l, rel_k_d, BLOCK_L, D_K, PADDED_K, False
-                ).to(b_query.dtype)  # [labels, d_k]
-                b_grad_query = product(grad_logits.to(b_table.dtype), b_table, b_grad_query, PRECISION)
+                )  # [labels, d_k]
+                b_grad_query = product_with_table(
+                    grad_logits, b_table, b_grad_query, b_query.dtype, PRECISION
+                )
     store_rows(
         grad_query + batch * grad_query_b + head * grad_query_h,
         b_grad_query * widened(scale, scale_rest, DTYPE), i0, num_queries, grad_query_n,

@@ -31,6 +31,7 @@ from relpos.backends._triton.block import (
     place,
     power,
     product,
+    product_with_table,
     products,
     store_rows,
     sum_few_labels,
@@ -269,8 +270,8 @@ def forward(
             weights *= inverse[:, None]
             b_table = load_rows(
                 rel_v, first_label, num_labels, rel_v_l, rel_v_d, BLOCK_L, D_V, PADDED_V, False
-            ).to(b_query.dtype)  # [labels, d_v]
-            b_out = product(weights.to(b_table.dtype), b_table, b_out, PRECISION)
+            )  # [labels, d_v]
+            b_out = product_with_table(weights, b_table, b_out, b_query.dtype, PRECISION)
     store_rows(out + batch * out_b + head * out_h, b_out, i0, num_queries, out_n, BLOCK_Q, D_V, PADDED_V)
     if HAS_REST:
         b_out -= b_out.to(out.dtype.element_ty).to(DTYPE)
