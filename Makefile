@@ -25,11 +25,14 @@ help:  ## this list
 demo: $(VENV)/.demo  ## train and compare two small translators on real text; report in demo/report.html
 	$(BIN)/relpos reproduce demo --out $(OUT)
 
+# a process for each core, up to four; one that has run out of tests takes over some of another
+PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+
 test: $(VENV)/.dev  ## every test that takes seconds
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 # The kernel built for it, in a folder of its own, under every test of the kernel. Python itself is not built for
 # it, so its runtime comes first in the process, and the C++ library whose exceptions it watches; Python's own

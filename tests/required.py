@@ -14,6 +14,9 @@ import pytest
 from conformance.skips import LEAST_SHARE, MAY_SKIP
 from relpos.backends import BACKENDS
 
+# the property of a report that holds (backend, is_property)
+CASE_OF = "case of"
+
 
 @dataclass
 class Tally:
@@ -30,9 +33,6 @@ class Tally:
         """What is printed at the end of a run."""
         counts = [f"{x} {self.ran[x]} run, {len(self.skipped.get(x, []))} skipped" for x in backends]
         return "conformance: " + "; ".join(counts)
-
-
-TALLY = pytest.StashKey[Tally]()
 
 
 def complaints(
@@ -68,50 +68,56 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to count."""
-    config.stash[TALLY] = Tally()
+    """Begin to count, unless this is one of several processes that report to another."""
+    if not hasattr(config, "workerinput"):
+        least = LEAST_SHARE if config.getoption("--require-backends") else 0.0
+        config.pluginmanager.register(Counting(least))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Count a case when it has run or was skipped, in its set-up or in its body."""
+    """Say in the report of a case which backend it is of, and whether it is a property."""
     report = yield
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
-    if backend is None:
-        return report
-    tally = item.config.stash[TALLY]
-    if report.skipped and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        # one example that is skipped takes all the others with it
-        is_whole = call.when == "call" and _is_property(item)
-        whole = "all examples of a property: " if is_whole else ""
-        tally.skip(backend, item.nodeid, whole + reason.removeprefix("Skipped: "))
-    elif report.when == "call":
-        tally.ran[backend] += 1
+    if backend is not None:
+        is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        report.user_properties.append((CASE_OF, (backend, is_property)))
     return report
 
 
-def _is_property(item: pytest.Item) -> bool:
-    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+class Counting:
+    """Counts reports of cases, whichever process ran them, and judges the run at its end."""
 
+    def __init__(self, least_share: float) -> None:
+        self._tally = Tally()
+        self._least_share = least_share
 
-def _judge(config: pytest.Config) -> list[str]:
-    least = LEAST_SHARE if config.getoption("--require-backends") else 0.0
-    return complaints(config.stash[TALLY], [x.name for x in BACKENDS], MAY_SKIP, least)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a case when it has run or was skipped, in its set-up or in its body."""
+        backend, is_property = dict(report.user_properties).get(CASE_OF, (None, False))
+        if backend is None:
+            return
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            # one example that is skipped takes all the others with it
+            whole = "all examples of a property: " if is_property and report.when == "call" else ""
+            self._tally.skip(backend, report.nodeid, whole + reason.removeprefix("Skipped: "))
+        elif report.when == "call":
+            self._tally.ran[backend] += 1
 
+    def _judge(self) -> list[str]:
+        return complaints(self._tally, [x.name for x in BACKENDS], MAY_SKIP, self._least_share)
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run that skipped what it must not; one that failed already keeps its own status."""
-    if session.exitstatus == pytest.ExitCode.OK and _judge(session.config):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail a run that skipped what it must not; one that failed already keeps its own status."""
+        if session.exitstatus == pytest.ExitCode.OK and self._judge():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the counts, and what is wrong with them."""
-    tally = config.stash[TALLY]
-    if tally.ran or tally.skipped:
-        terminalreporter.write_line(tally.line(x.name for x in BACKENDS))
-    for sentence in _judge(config):
-        terminalreporter.write_line(sentence, red=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the counts, and what is wrong with them."""
+        if self._tally.ran or self._tally.skipped:
+            terminalreporter.write_line(self._tally.line(x.name for x in BACKENDS))
+        for sentence in self._judge():
+            terminalreporter.write_line(sentence, red=True)
