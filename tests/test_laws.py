@@ -19,8 +19,7 @@ from relpos import relation_attention
 
 BOTH = ("key", "value")
 
-# forty examples each take the interpreter of triton minutes
-backends = pytest.mark.parametrize("backend", each_backend(slow=("triton",)))
+backends = pytest.mark.parametrize("backend", each_backend())
 any_settings = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 

@@ -44,18 +44,12 @@ MAY_SKIP: dict[str, tuple[str, ...]] = {
 LEAST_SHARE = 0.5
 
 
-def each_backend(*without: str, slow: tuple[str, ...] = ()) -> list[Any]:
-    """Values of a parameter `backend`; where this machine cannot run one, it is skipped and says why.
-
-    Args:
-        slow: those whose tests are marked as slow.
-    """
+def each_backend(*without: str) -> list[Any]:
+    """Values of a parameter `backend`; where this machine cannot run one, it is skipped and says why."""
     found = []
     for backend in BACKENDS:
         reason = {"cpu": cpu.UNAVAILABLE, "triton": triton.UNAVAILABLE}.get(backend.name)
         marks = [] if reason is None else [pytest.mark.skip(reason=f"{backend.name}: {reason}")]
-        if backend.name in slow:
-            marks.append(pytest.mark.slow)
         if backend.name not in without:
             found.append(pytest.param(backend.name, marks=marks))
     return found

@@ -74,7 +74,7 @@ CANDIDATES: dict[str, dict[int, dict[int, tuple[list[Size], list[Size]]]]] = {
         4: {
             64: ([Size(64, 32), Size(64, 64)], [Size(32, 32)]),
             128: ([Size(32, 32)], [Size(32, 32, stages=1)]),
-            256: ([Size(32, 16, stages=1)], [Size(16, 16, stages=1)]),
+            256: ([Size(16, 16, stages=1), Size(32, 16, stages=1)], [Size(16, 16, stages=1)]),
         },
         8: {
             64: ([Size(32, 16, stages=1)], [Size(16, 16, stages=1)]),
@@ -89,7 +89,7 @@ CANDIDATES: dict[str, dict[int, dict[int, tuple[list[Size], list[Size]]]]] = {
         },
         4: {
             64: ([Size(32, 64), Size(32, 32)], [Size(32, 32)]),
-            128: ([Size(32, 32, stages=1)], [Size(16, 32, stages=1)]),
+            128: ([Size(16, 32, stages=1), Size(32, 32, stages=1)], [Size(16, 32, stages=1)]),
             256: ([Size(16, 16, stages=1)], [Size(16, 16, stages=1)]),
         },
         8: {
@@ -105,7 +105,7 @@ CANDIDATES: dict[str, dict[int, dict[int, tuple[list[Size], list[Size]]]]] = {
         },
         4: {
             64: ([Size(64, 32), Size(64, 32, stages=1)], [Size(32, 32)]),
-            128: ([Size(32, 32, stages=1)], [Size(32, 16, stages=1)]),
+            128: ([Size(32, 16, warps=4, stages=1), Size(32, 32, stages=1)], [Size(32, 16, stages=1)]),
             256: ([Size(16, 16, stages=1)], [Size(16, 16, stages=1)]),
         },
         8: {
@@ -150,7 +150,7 @@ def interpreted(longest: int) -> Size:
 
 def rows(kind: Kind) -> Size:
     """Of the kernels that go once over all queries, prepare and table_gradients; keys are labels."""
-    if kind.itemsize * kind.width <= 256:
+    if kind.itemsize * kind.width <= (256 if kind.itemsize == 2 else 128):
         return Size(64, 32, warps=4)
     return Size(32, 16, warps=4, stages=1)
 
