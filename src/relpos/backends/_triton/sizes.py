@@ -150,8 +150,9 @@ def interpreted(longest: int) -> Size:
 
 def rows(kind: Kind) -> Size:
     """Of the kernels that go once over all queries, prepare and table_gradients; keys are labels."""
-    if kind.itemsize * kind.width <= (256 if kind.itemsize == 2 else 128):
-        return Size(64, 32, warps=4)
+    if kind.itemsize * kind.width <= 256:
+        # exact products of float32 spill in fewer warps
+        return Size(64, 32, warps=4) if kind.itemsize == 2 else Size(64, 16, warps=8, stages=1)
     return Size(32, 16, warps=4, stages=1)
 
 
