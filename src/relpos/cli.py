@@ -214,6 +214,7 @@ def translate(
         tokens_per_batch=batch_tokens,
     )
     torch.manual_seed(seed)
+    _check_apart(output, [file] if file else [])
     with _written(output) as write:
         for chunk in _chunks(_lines(file), 8192):
             with _progress(len(chunk)) as advance:
@@ -249,6 +250,7 @@ def evaluate(
 ) -> None:
     """Score translations of a test set: BLEU and chrF with their signatures, whole and by length."""
     edges = _edges(lengths)
+    _check_apart(hypotheses, data or [])
     _settle()
     from relpos.translation.evaluation import evaluate as evaluate_pairs
     from relpos.translation.generation import Translator
@@ -290,7 +292,6 @@ def reproduce(
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
-    out.mkdir(parents=True, exist_ok=True)
     records = run_experiment(loaded, out, overrides, _say)
     report = write_comparison(loaded.title, out, records)
     if as_json:
@@ -411,6 +412,15 @@ def _written(output: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
             stack.close()
 
 
+def _check_apart(output: Path | None, inputs: list[Path]) -> None:
+    """Refuse to write over what is read."""
+    for path in inputs:
+        if output is not None and output.exists() and path.exists() and output.samefile(path):
+            raise UsageError(
+                f"{output} is what is read, and would be replaced. Choose another file to write."
+            )
+
+
 def _one_line(text: str) -> str:
     """A translation as a line; a model may put line breaks in it."""
     return " ".join(text.splitlines())
@@ -449,6 +459,7 @@ def _edges(text: str) -> list[int]:
 def _test_pairs(model: Path, data: list[Path], scratch: Path) -> Any:
     from relpos.translation.checkpoints import find_model
     from relpos.translation.corpora import Source, read_corpus
+    from relpos.translation.files import show_folder
     from relpos.translation.preparation import read_parts
     from relpos.translation.recipe import load_recipe
 
@@ -456,9 +467,10 @@ def _test_pairs(model: Path, data: list[Path], scratch: Path) -> Any:
         recipe = model / "recipe.yaml"
         if not recipe.is_file():
             raise UsageError(f"{model} does not know its test set; give one with --data.")
-        # a run has its text read already; a model's folder is sealed
-        cache = scratch if find_model(model) == model else model / "cache"
-        return read_parts(load_recipe(str(recipe)).data, cache)[0]["test"]
+        # a run has its text read already, and is only looked at: what is made anew goes elsewhere
+        if find_model(model) != model:
+            show_folder(model / "cache", scratch)
+        return read_parts(load_recipe(str(recipe)).data, scratch)[0]["test"]
     if len(data) > 2:
         raise UsageError(f"--data takes one file of pairs, or two files; got {len(data)}.")
     if len(data) == 2:

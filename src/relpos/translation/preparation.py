@@ -1,19 +1,32 @@
 """From a recipe to what training reads: clean text, its parts, the tokenizer, and rows of subwords."""
 
+import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import datasets
+import pyarrow
 from transformers import PreTrainedTokenizerFast
 
-from relpos.translation.corpora import Source, clean, read_corpora, split
+from relpos.translation.corpora import (
+    Source,
+    check_corpus,
+    clean,
+    join_corpora,
+    read_corpus,
+    recall_corpus,
+    split,
+)
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_text_whole
-from relpos.translation.recipe import DataSettings, Recipe
+from relpos.translation.files import write_folder_whole, write_text_whole
+from relpos.translation.recipe import DataSettings, Recipe, placed
+from relpos.translation.removal import remove_tables
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -30,13 +43,18 @@ class Prepared:
 def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepared:
     """Read, clean and split the corpora, train or load the tokenizer, and encode.
 
-    Tables are kept in `run`/cache and the tokenizer in `run`/tokenizer, and used again.
+    Tables are kept in `run`/cache and the tokenizer in `run`/tokenizer, and used again; damaged tables are
+    made anew.
 
     Raises:
         InputError: a corpus cannot be read, or too little of it is left.
     """
     report("reading the corpora")
-    parts, summary = read_parts(recipe.data, run / "cache")
+    return _from_sound_tables(run / "cache", lambda: _prepare(recipe, run, report))
+
+
+def _prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepared:
+    parts, summary = _read_parts(recipe.data, run / "cache")
     for line in summary["cleaning"]:
         report(line)
     folder = run / "tokenizer"
@@ -70,16 +88,27 @@ def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepare
     )
 
 
+def check_corpora(data: DataSettings) -> None:
+    """Find every corpus of a recipe and read its first pair; writes nothing. Raises: InputError."""
+    for sources in data.sources.values():
+        for source in sources:
+            check_corpus(placed(source, data.folder), data.source_language, data.target_language)
+
+
 def read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dataset], dict]:
     """The parts train, validation and test of a recipe's text, and how they came about.
+
+    What `cache` holds is taken as it was read, whatever has become of the corpora since.
 
     Raises:
         InputError: a corpus cannot be read, or a part has no pair.
     """
+    return _from_sound_tables(cache, lambda: _read_parts(data, cache))
 
+
+def _read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dataset], dict]:
     def read(sources: list[Source]) -> datasets.Dataset:
-        placed = [_placed(source, data.folder) for source in sources]
-        return read_corpora(placed, data.source_language, data.target_language, cache)
+        return join_corpora([_read_once(source, data, cache) for source in sources])
 
     cleaned, cleaning = clean(read(data.train), data.cleaning)
     held_out = {
@@ -110,17 +139,36 @@ def read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Data
     return parts, summary
 
 
-def _placed(source: Source, folder: Path) -> Source:
-    """`source` with its paths starting at `folder`."""
-    moved: dict = {}
-    for name in ("tsv", "jsonl"):
-        if getattr(source, name) is not None:
-            moved[name] = folder / getattr(source, name)
-    if source.files is not None:
-        moved["files"] = tuple(folder / path for path in source.files)
-    if source.dataset is not None and (folder / source.dataset).is_dir():
-        moved["dataset"] = str(folder / source.dataset)
-    return source.model_copy(update=moved)
+def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Dataset:
+    """The table of a corpus, and from the second time on the very same."""
+    languages = data.source_language, data.target_language
+    key = hashlib.sha256(json.dumps([source.model_dump(mode="json"), languages]).encode()).hexdigest()
+    memory = cache / "tables.json"
+    known = json.loads(memory.read_bytes()) if memory.is_file() else {}
+    table = recall_corpus(source, known[key], cache) if key in known else None
+    if table is None:
+        table = read_corpus(placed(source, data.folder), *languages, cache)
+        write_text_whole(memory, json.dumps(known | {key: table._fingerprint}, indent=1))
+    table.data.validate(full=True)
+    return table
+
+
+def _from_sound_tables(cache: Path, read: Callable[[], _T]) -> _T:
+    """What `read` finds in `cache`; where the tables there are damaged they are made anew.
+
+    Raises:
+        InputError: they are damaged, and so that they cannot be made anew.
+    """
+    try:
+        return read()
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        remove_tables(cache)
+        try:
+            return read()
+        except InputError as missing:
+            raise InputError(f"{cache} is damaged, and its text cannot be read again: {missing}") from error
 
 
 def _encode(
@@ -136,13 +184,13 @@ def _encode(
         return {name: [column[row] for row in keep] for name, column in columns.items()}
 
     encoded = pairs.select_columns(["source", "target"])
-    return encoded.map(encode, batched=True, desc="Encoding", remove_columns=encoded.column_names)
+    rows = encoded.map(encode, batched=True, desc="Encoding", remove_columns=encoded.column_names)
+    rows.data.validate(full=True)
+    return rows
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    draft = folder.with_name(folder.name + ".part")
-    save_tokenizer(tokenizer, draft)
-    os.replace(draft, folder)
+    write_folder_whole(folder, lambda draft: save_tokenizer(tokenizer, draft), is_ours=lambda path: False)
 
 
 def _check_lengths(validation: datasets.Dataset, max_positions: int) -> None:

@@ -5,9 +5,11 @@ override, `training.updates=100`.
 """
 
 import difflib
+import os
 import re
 import types
 import typing
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,7 +37,8 @@ class DataSettings(_Section):
     folder: Path = Field(
         default=Path("."),
         strict=False,
-        description="Relative paths below start here; itself from where you are.",
+        description="Relative paths below start here; itself at this file, or on the command line at the "
+        "working folder.",
     )
     train: list[Source] = Field(min_length=1, description="Corpora to learn from.")
     validation: list[Source] = Field(default=[], description="Corpora to watch; empty: a share of `train`.")
@@ -50,6 +53,11 @@ class DataSettings(_Section):
         default_factory=CleaningRules, description="What is dropped from `train` before it is split."
     )
     seed: int = Field(default=0, description="Of the split. The same seed gives the same split.")
+
+    @property
+    def sources(self) -> dict[str, list[Source]]:
+        """The corpora of each part."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
 class TokenizerSettings(_Section):
@@ -194,6 +202,8 @@ def packaged_recipes() -> list[str]:
 def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe file, or one that comes with relpos by its name, and apply `key.key=value` overrides.
 
+    Paths in a file start at its folder, those of overrides and of packaged recipes at the working folder.
+
     Raises:
         UsageError: no such file, not YAML, an unknown key (with the nearest known one) or a wrong value.
     """
@@ -217,7 +227,45 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         raise UsageError(f"{name}: a recipe is a mapping of keys to values; got {came}.")
     for override in overrides or []:
         _apply(values, override)
-    return check_recipe(values, name)
+    recipe = check_recipe(values, name)
+    return recipe.model_copy(update={"data": _found(recipe.data, name, path, overrides or [])})
+
+
+def _found(data: DataSettings, name: str, file: Path, overrides: list[str]) -> DataSettings:
+    """`data` with a folder that is absolute, and paths that the command line gives without one as well."""
+    here = Path.cwd()
+    given = {override.partition("=")[0] for override in overrides}
+    if "data.folder" in given or not file.is_file():
+        return data.model_copy(update={"folder": here / data.folder.expanduser()})
+    folder = Path(os.path.abspath(file)).parent / data.folder.expanduser()
+    changes: dict[str, Any] = {
+        part: [placed(source, here) for source in getattr(data, part)] if f"data.{part}" in given else sources
+        for part, sources in data.sources.items()
+    }
+    earlier = here / data.folder
+    paths = [path for sources in changes.values() for source in sources for path in source.paths]
+    missing = [path for path in paths if not (folder / path).exists()]
+    if missing and all((earlier / path).exists() for path in missing):
+        warnings.warn(
+            f"{name}: {missing[0]} is not beside the recipe, in {folder}; it was found from the working "
+            "folder, where earlier versions looked. Give --data.folder, or move the text.",
+            stacklevel=3,
+        )
+        folder = earlier
+    return data.model_copy(update={"folder": folder, **changes})
+
+
+def placed(source: Source, folder: Path) -> Source:
+    """`source` with its paths starting at `folder`."""
+    moved: dict[str, Any] = {}
+    for key in ("tsv", "jsonl"):
+        if getattr(source, key) is not None:
+            moved[key] = folder / getattr(source, key).expanduser()
+    if source.files is not None:
+        moved["files"] = tuple(folder / path.expanduser() for path in source.files)
+    if source.dataset is not None and (folder / source.dataset).is_dir():
+        moved["dataset"] = str(folder / source.dataset)
+    return source.model_copy(update=moved)
 
 
 def check_recipe(values: dict[str, Any], name: str) -> Recipe:
@@ -229,9 +277,20 @@ def check_recipe(values: dict[str, Any], name: str) -> Recipe:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every key of `recipe`, defaults included; an older file is replaced at once or not at all."""
-    text = yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """Write every key of `recipe`, defaults included; an older file is replaced at once or not at all.
+
+    The folder of its data is written as an absolute path, so that the file may be read anywhere.
+    """
+    text = yaml.dump(
+        located(recipe).model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )
     write_text_whole(path, text)
+
+
+def located(recipe: Recipe) -> Recipe:
+    """`recipe` with the folder of its data as an absolute path, seen from the working folder."""
+    folder = Path.cwd() / recipe.data.folder.expanduser()
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": folder})})
 
 
 def explain_recipe(recipe: Recipe) -> str:

@@ -1,16 +1,20 @@
 """The folder of a run: begun once, resumed only as what it was, from its newest whole checkpoint."""
 
 import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
+from relpos.translation.folders import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, write_recipe
+from relpos.translation.removal import remove_beginning, remove_unfinished
 
+_KIND = "run"
+_NAMES = ("recipe.yaml", "data.json", "tokenizer", "checkpoints", "metrics.jsonl", "logs", "cache", "model")
 _FINISHED = "finished"
 _SAME_SECTIONS = ("data", "tokenizer", "model")
 # with other values of these the updates that were made would not be those of this recipe
@@ -32,29 +36,53 @@ _SAME_TRAINING = (
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train."""
+    """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train.
+
+    `format` is that of its folder; 1 is a run begun before folders were marked.
+    """
 
     checkpoint: Path | None
     is_finished: bool
+    format: int = FORMAT
+
+
+def check_new(run: Path) -> None:
+    """Refuse a folder in which no run can begin; writes nothing.
+
+    Raises:
+        InputError: the folder holds a run already, or something of another's under a name that a run needs.
+    """
+    if _format_of(run) is None:
+        check_free(run, _KIND, _NAMES)
+    elif has_begun(run):
+        raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
+
+
+@contextmanager
+def working_in_run(run: Path) -> Iterator[None]:
+    """Be the only process that works in `run`, which is made where it is missing. Raises: InputError."""
+    # what has not begun begins as it would today
+    begun_as = _format_of(run) if has_begun(run) else None
+    with working_in(run, _KIND, begun_as or FORMAT):
+        yield
 
 
 def begin_run(recipe: Recipe, run: Path) -> OpenRun:
-    """Make the folder of a new run. What failed there before its first checkpoint gives way.
+    """Begin a new run in its folder. What failed there before its first checkpoint gives way.
 
     Raises:
-        InputError: the folder holds a run already, or cannot be made.
+        InputError: as `check_new`. OSError: it cannot be written.
     """
-    if has_begun(run):
-        raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
-    for name in ("checkpoints", "tokenizer", "logs"):
-        shutil.rmtree(run / name, ignore_errors=True)
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "metrics.jsonl").unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{run}: cannot be made ({error.strerror}). Choose another --out.") from error
+    check_new(run)
+    remove_beginning(run)
     write_recipe(recipe, run / "recipe.yaml")
     return OpenRun(None, is_finished=False)
+
+
+def check_resumable(run: Path) -> None:
+    """Refuse a folder that holds no run of ours; writes nothing. Raises: InputError."""
+    if _format_of(run) is None or not (run / "recipe.yaml").is_file():
+        raise InputError(f"{run} holds no run to resume. Leave --resume out to begin one.")
 
 
 def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> OpenRun:
@@ -63,30 +91,35 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
     A checkpoint that was damaged is passed over, and the one before it is taken.
 
     Raises:
-        InputError: there is no run, it is another one, or every checkpoint is damaged.
+        InputError: it is another run, its model was changed, or every checkpoint is damaged.
     """
+    check_resumable(run)
     written = run / "recipe.yaml"
-    if not written.is_file():
-        raise InputError(f"{run} holds no run to resume. Leave --resume out to begin one.")
     before = load_recipe(str(written))
     _check_same(before, recipe, run)
+    _check_model(run / "model")
+    lines = _read_metrics(run / "metrics.jsonl")
+    remove_unfinished(run)
+    _tell_foreign(run / "checkpoints", report)
+    checkpoint = _newest_undamaged(sealed_checkpoints(run / "checkpoints"), report)
+    _cut_metrics(run / "metrics.jsonl", lines, 0 if checkpoint is None else updates_of(checkpoint))
     if before != recipe:
         write_recipe(recipe, written)
-    for folder in (run / "checkpoints").glob("checkpoint-*"):
-        if not is_sealed(folder):
-            shutil.rmtree(folder)
-    checkpoint = _newest_undamaged(sealed_checkpoints(run / "checkpoints"), report)
-    _cut_metrics(run / "metrics.jsonl", 0 if checkpoint is None else updates_of(checkpoint))
     is_finished = checkpoint is not None and (
         updates_of(checkpoint) >= recipe.training.updates
         or ((checkpoint / _FINISHED).exists() and before == recipe)
     )
-    return OpenRun(checkpoint, is_finished)
+    return OpenRun(checkpoint, is_finished, format_of(run, _KIND) or FORMAT)
 
 
 def has_begun(run: Path) -> bool:
     """Whether `run` holds a checkpoint or a model, so that something would be lost by beginning again."""
     return (run / "model").exists() or bool(sealed_checkpoints(run / "checkpoints"))
+
+
+def has_model(run: Path, recipe: Recipe) -> bool:
+    """Whether the model in `run` is whole and was made by `recipe`."""
+    return is_sealed(run / "model") and load_recipe(str(run / "model" / "recipe.yaml")) == recipe
 
 
 def mark_finished(checkpoint: Path) -> None:
@@ -105,6 +138,8 @@ def _check_same(before: Recipe, recipe: Recipe, run: Path) -> None:
         (f"{section}.{key}", getattr(then, key), getattr(now, key))
         for section, then, now in pairs
         for key in type(then).model_fields
+        # the text may be moved, since the run has read it
+        if (section, key) != ("data", "folder")
     ]
     compared += [
         (f"training.{key}", getattr(before.training, key), getattr(recipe.training, key))
@@ -133,10 +168,62 @@ def _newest_undamaged(checkpoints: list[Path], report: Callable[[str], None]) ->
     return None
 
 
-def _cut_metrics(file: Path, last_step: int) -> None:
-    """Forget the lines of updates that will be made again, and a line cut short by a kill."""
-    if file.is_file():
-        lines = file.read_text("utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
-        if kept != lines:
-            write_text_whole(file, "".join(kept))
+def _format_of(run: Path) -> int | None:
+    """The format of a run of ours: that of its mark, or 1 by what runs held before there were marks."""
+    marked = format_of(run, _KIND)
+    if marked is not None:
+        return marked
+    try:
+        load_recipe(str(run / "recipe.yaml"))
+        summary = json.loads((run / "data.json").read_bytes())
+        return 1 if {"kept", "dropped", "cleaning", "pairs"} <= summary.keys() else None
+    except (InputError, OSError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _check_model(model: Path) -> None:
+    """Refuse to go on where the model would be replaced and is not the one that the run wrote."""
+    if not model.exists():
+        return
+    advice = "A run that goes on replaces it. Move it elsewhere first."
+    if not is_sealed(model):
+        raise InputError(f"{model} was not written by this run, or not whole. {advice}")
+    try:
+        verify(model)
+    except InputError as error:
+        raise InputError(f"the model was changed after its training: {error} {advice}") from error
+
+
+def _tell_foreign(checkpoints: Path, report: Callable[[str], None]) -> None:
+    known = {path.name for path in sealed_checkpoints(checkpoints)}
+    for path in sorted(checkpoints.glob("*")):
+        if path.name not in known:
+            report(f"left alone: {path} is no checkpoint of this run")
+
+
+def _read_metrics(file: Path) -> list[tuple[int, str]]:
+    """The whole lines of a metrics file, each with its update; a line cut short by a kill is left out.
+
+    Raises:
+        InputError: a line holds no record.
+    """
+    if not file.exists():
+        return []
+    found = []
+    for number, raw in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            line = raw.decode("utf-8")
+            found.append((int(json.loads(line)["step"]), line))
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+            raise InputError(
+                f"{file} line {number} is damaged, or another's. Delete that line, or move the file away, "
+                "and go on with --resume."
+            ) from None
+    return found
+
+
+def _cut_metrics(file: Path, lines: list[tuple[int, str]], last_step: int) -> None:
+    """Forget the lines of updates that will be made again."""
+    kept = "".join(f"{line}\n" for step, line in lines if step <= last_step)
+    if file.exists() and file.read_bytes() != kept.encode():
+        write_text_whole(file, kept)

@@ -2,9 +2,11 @@
 
 import json
 import math
-import shutil
+import os
+import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,12 @@ from transformers.integrations import TensorBoardCallback
 
 from relpos.translation.batching import EpochLoader, PairCollator, TokenBatches
 from relpos.translation.checkpoints import seal
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, first_line
 from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
+from relpos.translation.removal import keep_newest, remove_checkpoint
 from relpos.translation.runs import mark_finished
 
 
@@ -71,6 +74,7 @@ class RelposTrainer(Seq2SeqTrainer):
             data_collator=PairCollator(tokenizer.pad_token_id),
         )
         self.settings = settings
+        self._keep = max(settings.keep, settings.average)
         self._stopped = stopped
         self._collate = PairCollator(tokenizer.pad_token_id)
         self._seconds_before = 0.0
@@ -202,13 +206,11 @@ class RelposTrainer(Seq2SeqTrainer):
                 if self.control.should_training_stop and not self._stopped:
                     mark_finished(folder)
                 seal(folder)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        except (RuntimeError, SafetensorError) as error:
-            # how torch.save and safetensors tell of a full disk
-            shutil.rmtree(folder, ignore_errors=True)
-            raise OSError(str(error).splitlines()[0]) from error
+                keep_newest(folder.parent, self._keep, self.state.best_global_step)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            cause = _why_not_saved(error, folder)
+            remove_checkpoint(folder)
+            raise cause from error
 
 
 class _Progress(TrainerCallback):
@@ -307,6 +309,22 @@ class _Stop(TrainerCallback):
         waited = sum("eval_loss" in line and line["step"] > last_best for line in state.log_history)
         if settings.patience is not None and not is_better and waited >= settings.patience:
             control.should_training_stop = True
+
+
+def _why_not_saved(error: Exception, folder: Path) -> OSError:
+    """The system's failure in saving, which torch, safetensors and tokenizers tell in their own words."""
+    if isinstance(error, OSError) and error.errno:
+        return error
+    told = re.search(r"os error ([0-9]+)", str(error))
+    if told:
+        return OSError(int(told[1]), os.strerror(int(told[1])), str(folder))
+    try:
+        # what fails here failed before, and has its number
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 20))
+    except OSError as again:
+        return OSError(again.errno, again.strerror, str(folder))
+    return OSError(f"{folder} cannot be saved: {first_line(error)}")
 
 
 def _line(step: int, logs: dict[str, float]) -> str:

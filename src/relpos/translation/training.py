@@ -1,5 +1,6 @@
 """Training runs: a recipe becomes a folder with a model in it; what was begun can be resumed."""
 
+import errno
 import math
 import os
 import shutil
@@ -23,13 +24,24 @@ from relpos.translation.checkpoints import (
     write_weights,
 )
 from relpos.translation.config import RelposConfig
-from relpos.translation.errors import InputError, Interrupted
+from relpos.translation.errors import InputError, Interrupted, first_line
 from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.preparation import Prepared, prepare
-from relpos.translation.recipe import Recipe, write_recipe
-from relpos.translation.runs import OpenRun, begin_run, resume_run
+from relpos.translation.preparation import Prepared, check_corpora, prepare
+from relpos.translation.recipe import Recipe, located, write_recipe
+from relpos.translation.runs import (
+    OpenRun,
+    begin_run,
+    check_new,
+    check_resumable,
+    has_model,
+    resume_run,
+    working_in_run,
+)
 from relpos.translation.tokenizer import save_tokenizer
 from relpos.translation.trainer import RelposTrainer
+
+# no space, a quota, a limit on the size of files
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def train(
@@ -45,10 +57,25 @@ def train(
         report: receives lines about the progress, for a person.
     Raises:
         InputError: the recipe's data cannot be used, `run` holds another run, or the disk is full.
-        Interrupted: SIGINT or SIGTERM came; the state is saved.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; the state is saved.
     """
+    recipe = located(recipe)
+    processes = PartialState(cpu=not torch.accelerator.is_available())
     try:
-        return _train(recipe, run, resume, report)
+        if not processes.is_main_process:
+            return _train(recipe, run, lambda: None, report)
+        if resume:
+            check_resumable(run)
+        else:
+            check_new(run)
+            check_corpora(recipe.data)
+        with working_in_run(run):
+            return _train(
+                recipe,
+                run,
+                lambda: resume_run(recipe, run, report) if resume else begin_run(recipe, run),
+                report,
+            )
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise InputError(
@@ -59,15 +86,13 @@ def train(
         raise InputError(_saving_failed(run, error)) from error
 
 
-def _train(recipe: Recipe, run: Path, resume: bool, report: Callable[[str], None]) -> Path:
-    processes = PartialState(cpu=not torch.accelerator.is_available())
-    opened: list[OpenRun | None] = [None]
-    if processes.is_main_process:
-        opened = [resume_run(recipe, run, report) if resume else begin_run(recipe, run)]
-    open_run = broadcast_object_list(opened)[0]
+def _train(
+    recipe: Recipe, run: Path, begin: Callable[[], OpenRun | None], report: Callable[[str], None]
+) -> Path:
+    open_run = broadcast_object_list([begin()])[0]
     checkpoint = open_run.checkpoint
     set_seed(recipe.training.seed)
-    with processes.main_process_first():
+    with PartialState().main_process_first():
         prepared = prepare(recipe, run, report)
     model = RelposForConditionalGeneration(make_config(recipe, prepared.tokenizer))
     report(f"{model.num_parameters():,} weights")
@@ -81,6 +106,8 @@ def _train(recipe: Recipe, run: Path, resume: bool, report: Callable[[str], None
         trainer = _make_trainer(recipe, prepared, model, run, stopped)
         if open_run.is_finished:
             report(f"training was finished before, at {checkpoint.name}")
+            if has_model(run, recipe):
+                return run / "model"
             trainer.recall(checkpoint)
         else:
             if checkpoint is not None:
@@ -133,7 +160,6 @@ def _make_trainer(
         eval_steps=settings.evaluate_every,
         save_strategy="steps",
         save_steps=settings.evaluate_every,
-        save_total_limit=max(settings.keep, settings.average) + 1,
         metric_for_best_model=settings.best,
         greater_is_better=settings.best != "loss",
         logging_steps=settings.log_every,
@@ -157,12 +183,15 @@ def _make_trainer(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of dying of them; the second of a kind acts as it always does."""
+    """Collects signals that end a process; the second of a kind acts as it always does."""
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # no SIGHUP on Windows
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # ignored ones stay so: nohup does that
+    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
 
     def note(number: int, _frame: Any) -> None:
         noted.append(number)
@@ -216,10 +245,9 @@ def _load(weights: dict[str, torch.Tensor], model: RelposForConditionalGeneratio
 
 
 def _best_checkpoint(trainer: RelposTrainer, run: Path) -> Path:
-    best = trainer.state.best_model_checkpoint
-    if best is not None and is_sealed(Path(best)):
-        return Path(best)
-    return sealed_checkpoints(run / "checkpoints")[-1]
+    # by its number, since the path in the state is where the run lay then
+    best = run / "checkpoints" / f"checkpoint-{trainer.state.best_global_step}"
+    return best if is_sealed(best) else sealed_checkpoints(run / "checkpoints")[-1]
 
 
 def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft: Path) -> None:
@@ -240,5 +268,6 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
 def _saving_failed(run: Path, error: OSError) -> str:
     last = sealed_checkpoints(run / "checkpoints")
     survivor = f"the last good checkpoint is {last[-1]}" if last else "there is no checkpoint yet"
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"{run}: saving failed ({reason}); {survivor}. Make room and go on with --resume."
+    reason = os.strerror(error.errno) if error.errno else first_line(error)
+    advice = "Make room" if error.errno in _NO_ROOM else "Mend that"
+    return f"{error.filename or run}: saving failed ({reason}); {survivor}. {advice} and go on with --resume."

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relpos.translation.corpora import Source, clean, read_corpora, read_corpus, read_lines, table
+from relpos.translation.corpora import Source, clean, join_corpora, read_corpus, read_lines, table
 from relpos.translation.errors import InputError
 
 
@@ -82,11 +82,11 @@ def test_corpora_are_joined_in_order(tmp_path):
     paths = [_write(tmp_path / name, f"{name}\tx\n") for name in ("a", "b")]
     numbers = {"numbers": {"lines": 2, "largest": 9}}
     sources = [Source(tsv=paths[1]), Source(**numbers), Source(tsv=paths[0])]
-    joined = read_corpora(sources, "en", "de", tmp_path / "cache")
+    joined = join_corpora([read_corpus(source, "en", "de", tmp_path / "cache") for source in sources])
     assert joined.column_names == ["source", "target"]
     assert [joined[0]["source"], joined[3]["source"], len(joined)] == ["b", "a", 4]
     with pytest.raises(InputError, match="no corpus is named; give at least one of tsv, files"):
-        read_corpora([], "en", "de", tmp_path / "cache")
+        join_corpora([])
 
 
 def test_an_unchanged_file_is_read_once_and_a_changed_one_again(tmp_path, monkeypatch):

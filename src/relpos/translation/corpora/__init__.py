@@ -4,7 +4,7 @@ from relpos.translation.corpora.cleaning import CleaningReport, CleaningRules, c
 from relpos.translation.corpora.numbers import NumberLines
 from relpos.translation.corpora.source import Source
 from relpos.translation.corpora.splitting import split
-from relpos.translation.corpora.table import read_corpora, read_corpus
+from relpos.translation.corpora.table import check_corpus, join_corpora, read_corpus, recall_corpus
 from relpos.translation.corpora.textfile import read_lines
 
 __all__ = [
@@ -12,9 +12,11 @@ __all__ = [
     "CleaningRules",
     "NumberLines",
     "Source",
+    "check_corpus",
     "clean",
-    "read_corpora",
+    "join_corpora",
     "read_corpus",
     "read_lines",
+    "recall_corpus",
     "split",
 ]

@@ -5,7 +5,7 @@ Code that comes with a data set is never run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,23 @@ def load(name: str, config: str | None, split: str, cache: Path) -> datasets.Dat
     return _load(name, config, split)
 
 
-def read_rows(rows: datasets.Dataset, name: str, fields: tuple[str, str]) -> Iterator[Pair]:
+def first_rows(name: str, config: str | None, split: str, fields: tuple[str, str]) -> Iterator[Pair]:
+    """Yield pairs of a data set as `load` and `read_rows` would, without writing tables.
+
+    Raises:
+        InputError: as `load`.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or _is_saved(folder):
+        yield from read_rows(load(name, config, split, Path()), name, fields)
+        return
+    try:
+        yield from read_rows(_load(str(folder), config, split, streaming=True), name, fields)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise InputError(f"dataset: {name}, split {split} cannot be read: {first_line(error)}") from error
+
+
+def read_rows(rows: Iterable[dict[str, Any]], name: str, fields: tuple[str, str]) -> Iterator[Pair]:
     """Yield two fields of each row; `translation.en` looks into the column `translation`."""
     for number, row in enumerate(rows, start=1):
         where = f"dataset {name} row {number}"
@@ -55,7 +71,7 @@ def read_rows(rows: datasets.Dataset, name: str, fields: tuple[str, str]) -> Ite
 
 
 def _load_folder(folder: Path, config: str | None, split: str, cache: Path) -> datasets.Dataset:
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+    if _is_saved(folder):
         try:
             saved = datasets.load_from_disk(str(folder))
         except (OSError, ValueError) as error:
@@ -66,6 +82,11 @@ def _load_folder(folder: Path, config: str | None, split: str, cache: Path) -> d
             raise InputError(f"dataset: {folder} has no split {split!r}{nearest(split, saved)}.")
         return saved[split]
     return _load(str(folder), config, split, cache_dir=str(cache))
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote the folder; it is read as it lies."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
 
 
 def _load(name: str, config: str | None, split: str, **options: Any) -> datasets.Dataset:

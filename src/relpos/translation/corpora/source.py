@@ -70,6 +70,13 @@ class Source(BaseModel):
         """The one key that says where the pairs come from."""
         return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that it is read from; a data set's folder is not among them, nor what is installed."""
+        if self.files is not None:
+            return self.files
+        return tuple(path for path in (self.tsv, self.jsonl) if path is not None)
+
     def __str__(self) -> str:
         value = getattr(self, self.kind)
         if isinstance(value, (list, tuple)):

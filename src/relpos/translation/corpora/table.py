@@ -21,7 +21,7 @@ import datasets
 from datasets.exceptions import DatasetGenerationError
 
 from relpos.translation.corpora.catalogs import find_catalogs, read_catalogs
-from relpos.translation.corpora.hub import load, read_rows
+from relpos.translation.corpora.hub import first_rows, load, read_rows
 from relpos.translation.corpora.numbers import write_numbers
 from relpos.translation.corpora.readers import read_aligned, read_jsonl, read_tsv
 from relpos.translation.corpora.source import Source
@@ -57,7 +57,7 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
     opened = _open(source, source_language, target_language, cache)
     spec = source.model_dump(mode="json", exclude_none=True)
     key = json.dumps([_READERS_VERSION, spec, source_language, target_language, opened.key], sort_keys=True)
-    columns = {"source": "string", "target": "string"} | ({"items": "int32"} if source.numbers else {})
+    columns = ("source", "target", "items") if source.numbers else ("source", "target")
 
     def rows() -> Iterator[dict[str, Any]]:
         count = 0
@@ -66,14 +66,52 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
             values = (_normal(left), _normal(right), *items)
             yield dict(zip(columns, values, strict=True))
         if not count:
-            raise InputError(f"the corpus {source} has no pair in it; check that it is the right one.")
+            raise InputError(_empty(source))
 
+    return _table(source, rows, cache, hashlib.sha256(key.encode()).hexdigest()[:16])
+
+
+def recall_corpus(source: Source, fingerprint: str, cache: Path) -> datasets.Dataset | None:
+    """The table that `read_corpus` made in `cache`, by its fingerprint; None where it is gone.
+
+    What it was made from may have changed since, or be gone.
+    """
+
+    def rows() -> Iterator[dict[str, Any]]:
+        raise InputError(f"the table {fingerprint} of {source} is gone.")
+        yield
+
+    try:
+        return _table(source, rows, cache, fingerprint)
+    except InputError:
+        return None
+
+
+def check_corpus(source: Source, source_language: str, target_language: str) -> None:
+    """Find a corpus and read its first pair; writes nothing.
+
+    Raises:
+        InputError: it is missing, cannot be read, or has no pair.
+    """
+    if source.dataset is not None:
+        pairs = first_rows(source.dataset, source.config, source.split or "train", source.fields or _FIELDS)
+    else:
+        pairs = _open(source, source_language, target_language, Path()).pairs()
+    if next(iter(pairs), None) is None:
+        raise InputError(_empty(source))
+
+
+def _table(
+    source: Source, rows: Callable[[], Iterator[dict[str, Any]]], cache: Path, fingerprint: str
+) -> datasets.Dataset:
+    """The table of this fingerprint in `cache`, made of `rows` where it is not there."""
+    columns = {"source": "string", "target": "string"} | ({"items": "int32"} if source.numbers else {})
     try:
         return datasets.Dataset.from_generator(
             rows,
             features=datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()}),
             cache_dir=str(cache),
-            fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
+            fingerprint=fingerprint,
         )
     except DatasetGenerationError as error:
         # the readers give InputErrors alone, so an OSError comes from writing the table
@@ -82,19 +120,20 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
         raise
 
 
-def read_corpora(
-    sources: Sequence[Source], source_language: str, target_language: str, cache: Path
-) -> datasets.Dataset:
-    """Read corpora one after the other into one table with the columns that all of them have.
+def _empty(source: Source) -> str:
+    return f"the corpus {source} has no pair in it; check that it is the right one."
+
+
+def join_corpora(tables: Sequence[datasets.Dataset]) -> datasets.Dataset:
+    """One table of several, one after the other, with the columns that all of them have.
 
     Raises:
-        InputError: there is no corpus, or one of them cannot be read.
+        InputError: there is none.
     """
-    if not sources:
+    if not tables:
         raise InputError(
             "no corpus is named; give at least one of tsv, files, jsonl, dataset, catalogs, numbers."
         )
-    tables = [read_corpus(source, source_language, target_language, cache) for source in sources]
     shared = [name for name in tables[0].column_names if all(name in table.column_names for table in tables)]
     return datasets.concatenate_datasets([table.select_columns(shared) for table in tables])
 

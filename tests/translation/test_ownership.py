@@ -1,0 +1,426 @@
+"""Folders of other people: what relpos did not write stays as it was, whether a command works or fails."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from conftest import small_values
+from relpos.cli import run as relpos
+from relpos.translation.checkpoints import sealed_checkpoints
+from relpos.translation.errors import InputError
+from relpos.translation.folders import working_in
+from relpos.translation.recipe import Recipe, check_recipe, load_recipe
+from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
+from relpos.translation.training import train
+
+RUN_NAMES = (
+    "checkpoints",
+    "logs",
+    "tokenizer",
+    "cache",
+    "model",
+    "metrics.jsonl",
+    "recipe.yaml",
+    "data.json",
+)
+FOLDERS = RUN_NAMES[:5]
+
+
+def put(folder: Path, *names: str) -> None:
+    """The user's own files under these names; those that a run has as folders are folders."""
+    for name in names:
+        place = folder / name
+        if name in FOLDERS:
+            (place / "checkpoint-5").mkdir(parents=True)
+            (place / "checkpoint-5" / "thesis.txt").write_text("mine")
+            (place / "tokenizer.json").write_text("mine")
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("mine")
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Everything in `folder`, with what files hold."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def four_updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four updates."""
+    run = tmp_path_factory.mktemp("four") / "run"
+    train(check_recipe(small_values(updates=4), "small"), run)
+    return run
+
+
+@pytest.fixture
+def run(four_updates: Path, tmp_path: Path) -> Path:
+    """A run of four updates that a test may change."""
+    return Path(shutil.copytree(four_updates, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", RUN_NAMES)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_name_that_another_has_taken_is_refused_and_nothing_changes(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, name: str, resume: bool
+) -> None:
+    put(tmp_path, name, "notes.txt")
+    before = tree(tmp_path)
+    told = "holds no run to resume" if resume else rf"holds {name} that relpos did not write"
+    with pytest.raises(InputError, match=told):
+        train(small_recipe(), tmp_path, resume=resume)
+    assert tree(tmp_path) == before
+
+
+def test_all_clashes_are_told_at_once(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    put(tmp_path, *RUN_NAMES)
+    with pytest.raises(InputError, match=r"recipe\.yaml, data\.json, tokenizer, .* and 3 more"):
+        train(small_recipe(), tmp_path)
+
+
+def test_a_link_to_nothing_is_a_clash_too(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to("gone")
+    with pytest.raises(InputError, match="holds model that relpos did not write"):
+        train(small_recipe(), tmp_path)
+
+
+def test_a_run_begins_and_resumes_beside_other_files(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    mine = ("notes.txt", "results.jsonl", "report.html", "model.old", "model.part", "tokenizer.part")
+    put(tmp_path, *mine)
+    train(small_recipe(updates=4), tmp_path)
+    put(tmp_path, "checkpoints/checkpoint-4-backup/weights", "checkpoints/checkpoint-best/weights")
+    put(tmp_path, "checkpoints/checkpoint-²/weights", "logs/notes.txt", "cache/notes.txt", "model/README.md")
+    for where in ("logs", "cache", "model"):
+        assert any((tmp_path / where).iterdir())
+    elsewhere = tmp_path.with_name("elsewhere")
+    shutil.copytree(tmp_path / "checkpoints" / "checkpoint-4", elsewhere)
+    (tmp_path / "checkpoints" / "checkpoint-2").symlink_to(elsewhere)
+    theirs = {name: text for name, text in tree(tmp_path).items() if text == b"mine"}
+    assert len(theirs) == len(mine) + 6
+    for resume in ({"updates": 12, "keep": 1}, {"updates": 12, "keep": 1}):
+        train(small_recipe(**resume), tmp_path, resume=True)
+        after = tree(tmp_path)
+        assert {name: after.get(name) for name in theirs} == theirs
+    assert (tmp_path / "checkpoints" / "checkpoint-2").is_symlink()
+    assert tree(elsewhere)
+
+
+def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe, run = small_recipe(updates=4), tmp_path / "run"
+    wrong = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 9000})})
+    with pytest.raises(InputError, match="too small for its vocabulary"):
+        train(wrong, run)
+    put(
+        run,
+        "checkpoints/checkpoint-7/thesis.txt",
+        "logs/thesis.txt",
+        "tokenizer/thesis.txt",
+        "cache/thesis.txt",
+    )
+    assert train(recipe, run) == run / "model"
+    for where in ("checkpoints/checkpoint-7", "logs", "tokenizer", "cache"):
+        assert (run / where / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"tsv": "gone.tsv"},
+        {"tsv": "bad.tsv"},
+        {"jsonl": "bad.tsv"},
+        {"files": ["bad.tsv", "gone"]},
+        {"tsv": "empty"},
+    ],
+)
+def test_nothing_is_written_before_the_text_is_found_and_its_first_pair_read(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, source: dict
+) -> None:
+    (tmp_path / "bad.tsv").write_text("no tab\n")
+    (tmp_path / "empty").touch()
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"data": {"train": [source]}}))
+    before = tree(tmp_path)
+    assert relpos(["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")]) == 1
+    assert relpos(["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path)]) == 1
+    assert tree(tmp_path) == before
+
+
+def test_a_later_corpus_is_checked_too(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = small_recipe()
+    (tmp_path / "bad.tsv").write_text("no tab\n")
+    data = recipe.data.model_copy(update={"test": load_test(tmp_path / "bad.tsv")})
+    with pytest.raises(InputError, match="has no tab"):
+        train(recipe.model_copy(update={"data": data}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def load_test(path: Path) -> list:
+    from relpos.translation.corpora import Source
+
+    return [Source(tsv=path)]
+
+
+def test_a_second_process_is_refused_with_the_number_of_the_first(
+    small_file: Callable[..., Path], small_recipe: Callable[..., Recipe], tmp_path: Path,
+    command: Callable[..., subprocess.Popen],
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    process = command("train", small_file(updates=100_000), "--out", run)
+    try:
+        until = time.monotonic() + 240
+        while not sealed_checkpoints(run / "checkpoints"):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        for resume in (True, False):
+            told = f"another process \\({process.pid}\\) works" if resume else "holds a run already"
+            with pytest.raises(InputError, match=told):
+                train(small_recipe(updates=100_000), run, resume=resume)
+    finally:
+        process.kill()
+        process.communicate()
+    # the lock went with the process
+    train(small_recipe(updates=12), run, resume=True)
+
+
+def test_a_lock_is_released_and_names_its_holder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with ExitStack() as stack:
+            stack.enter_context(working_in(tmp_path / "new", "run"))
+            with pytest.raises(InputError, match=rf"another process \({os.getpid()}\)"):
+                stack.enter_context(working_in(tmp_path / "new", "run"))
+
+
+def test_the_folder_of_another_kind_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    with working_in(tmp_path, "experiment"):
+        pass
+    with pytest.raises(InputError, match="is the folder of another thing, experiment"):
+        train(small_recipe(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"folder": "run"}', '{"folder": "run", "format": "x"}', "[" * 9999]
+)
+def test_a_mark_that_cannot_be_read_is_told_by_name(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "relpos.json").write_text(content)
+    with pytest.raises(InputError, match=r"relpos\.json: cannot be read"):
+        train(small_recipe(), tmp_path)
+
+
+def test_a_run_from_before_folders_were_marked_is_recognised_and_marked(
+    small_recipe: Callable[..., Recipe], run: Path
+) -> None:
+    for name in ("relpos.json", "relpos.lock"):
+        (run / name).unlink()
+    with pytest.raises(InputError, match=r"holds a run already\. Add --resume"):
+        train(small_recipe(updates=4), run)
+    train(small_recipe(updates=8), run, resume=True)
+    assert json.loads((run / "relpos.json").read_text())["format"] == 1
+
+
+def test_a_terminal_that_closes_saves_and_names_the_checkpoint(
+    small_file: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen]
+) -> None:
+    run = tmp_path / "run"
+    process = command("train", small_file(updates=100_000, evaluate_every=50_000), "--out", run)
+    until = time.monotonic() + 240
+    while not (run / "metrics.jsonl").is_file():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGHUP, errors
+    assert str(sealed_checkpoints(run / "checkpoints")[-1]) in errors.splitlines()[-1]
+
+
+def test_only_older_checkpoints_are_removed_and_never_the_best(tmp_path: Path) -> None:
+    for number in (2, 4, 6, 8, 10):
+        put(tmp_path, f"checkpoint-{number}/model.safetensors")
+        (tmp_path / f"checkpoint-{number}" / "seal.json").write_text(
+            json.dumps({"files": {"model.safetensors": {}, "../../precious": {}, "/etc/hostname": {}}})
+        )
+    put(tmp_path, "checkpoint-4/notes.txt")
+    put(tmp_path.parent, "precious")
+    keep_newest(tmp_path, 2, best=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-10", "checkpoint-2", "checkpoint-4", "checkpoint-8"
+    ]  # fmt: skip
+    assert tree(tmp_path / "checkpoint-4") == {"notes.txt": b"mine"}
+    assert (tmp_path.parent / "precious").exists()
+
+
+def test_removing_follows_no_link(tmp_path: Path) -> None:
+    put(tmp_path, "precious/tokenizer.json", "precious/config.json")
+    (tmp_path / "run").mkdir()
+    for name in ("tokenizer", "logs", "checkpoints"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    remove_beginning(tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    remove_checkpoint(tmp_path / "link")
+    assert set(tree(tmp_path / "precious")) == {"tokenizer.json", "config.json"}
+
+
+def test_a_model_that_was_changed_after_training_is_not_replaced(
+    small_recipe: Callable[..., Recipe], run: Path
+) -> None:
+    config = run / "model" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    before = tree(run)
+    with pytest.raises(InputError, match=r"the model was changed after its training.*Move it elsewhere"):
+        train(small_recipe(updates=8), run, resume=True)
+    assert {**tree(run), "relpos.json": b""} == {**before, "relpos.json": b""}
+
+
+def test_resuming_a_finished_run_leaves_its_model_alone(
+    small_recipe: Callable[..., Recipe], run: Path
+) -> None:
+    times = {path: path.stat().st_mtime_ns for path in (run / "model").iterdir()}
+    train(small_recipe(updates=4), run, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in (run / "model").iterdir()} == times
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"\xff\n", b"null\n", b'{"loss": 1}\n', b"[" * 9999 + b"\n"])
+def test_a_damaged_line_of_the_metrics_is_told_by_its_number(
+    small_recipe: Callable[..., Recipe], run: Path, line: bytes
+) -> None:
+    kept = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(kept + line)
+    with pytest.raises(InputError, match=rf"metrics\.jsonl line {kept.count(10) + 1} is damaged"):
+        train(small_recipe(updates=8), run, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == kept + line
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generator-train.arrow", b""),
+        ("generator-train.arrow", None),
+        ("cache-*.arrow", b"garbage"),
+        ("dataset_info.json", b"{}"),
+        ("tables.json", b"{"),
+        ("tables.json", b'{"a": [1]}'),
+    ],
+)
+def test_a_damaged_cache_is_made_anew(
+    small_recipe: Callable[..., Recipe], run: Path, name: str, content: bytes | None
+) -> None:
+    before = (run / "data.json").read_bytes()
+    damaged = list((run / "cache").rglob(name))
+    assert damaged
+    for path in damaged:
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    put(run / "cache", "thesis.txt")
+    train(small_recipe(updates=5), run, resume=True)
+    assert (run / "data.json").read_bytes() == before
+    assert (run / "cache" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def moved(
+    tmp_path: Path, small_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """A recipe whose text lies beside it, and the run it made from another folder; both then moved."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+    words = [first + second for first in "bdfgklmn" for second in ("ato", "ira", "upo", "esi", "olu")]
+    draw = random.Random(1)
+    lines = ["\t".join(" ".join(draw.choices(words, k=6)) for _ in range(2)) for _ in range(300)]
+    (project / "text.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    values = json.loads(json.dumps(load_recipe(str(small_file(updates=4))).model_dump(mode="json")))
+    values["data"] = {"train": [{"tsv": "text.tsv"}], "validation_share": 0.1, "test_share": 0.1}
+    (project / "recipe.yaml").write_text(json.dumps(values))
+    monkeypatch.chdir(elsewhere)
+    assert relpos(["train", "../project/recipe.yaml", "--out", "run"]) == 0
+    (elsewhere / "run").rename(tmp_path / "archive")
+    (project / "text.tsv").unlink()
+    return project / "recipe.yaml", tmp_path / "archive"
+
+
+def test_a_run_works_from_any_folder_and_without_its_text(
+    moved: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe, run = moved
+    assert load_recipe(str(run / "recipe.yaml")).data.folder == recipe.parent
+    monkeypatch.chdir(tmp_path)
+    before, pairs = tree(run), json.loads((run / "data.json").read_text())["pairs"]
+    assert relpos(["evaluate", "archive", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["segments"] == pairs["test"]
+    # it is looked at, no more: a run may lie where nothing can be written
+    assert tree(run) == before
+    monkeypatch.chdir(run)
+    assert relpos(["train", str(recipe), "--out", ".", "--resume", "--training.updates", "8"]) == 0
+    assert relpos(["train", "recipe.yaml", "--out", ".", "--resume", "--training.updates", "12"]) == 0
+    assert sealed_checkpoints(run / "checkpoints")[-1].name == "checkpoint-12"
+
+
+def test_the_best_checkpoint_is_found_after_a_move(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    # a learning rate that destroys what was learned: the first validation stays the best
+    settings = {"warmup": 4, "learning_rate_scale": 200.0, "best": "loss", "keep": 1}
+    train(small_recipe(updates=16, **settings), tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    best = (tmp_path / "moved" / "model" / "model.safetensors").read_bytes()
+    train(small_recipe(updates=24, **settings), tmp_path / "moved", resume=True)
+    assert (tmp_path / "moved" / "model" / "model.safetensors").read_bytes() == best
+
+
+def test_text_that_only_the_working_folder_has_is_found_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "text.tsv").write_text("one\teins\n")
+    (tmp_path / "recipes" / "recipe.yaml").write_text("data: {train: [{tsv: text.tsv}]}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match=r"text\.tsv is not beside the recipe.*Give --data\.folder"):
+        assert load_recipe("recipes/recipe.yaml").data.folder == tmp_path
+    (tmp_path / "recipes" / "text.tsv").write_text("one\teins\n")
+    assert load_recipe("recipes/recipe.yaml").data.folder == tmp_path / "recipes"
+
+
+def test_paths_on_the_command_line_start_at_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "recipe.yaml").write_text("data: {train: [{tsv: text.tsv}], folder: ..}")
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/recipe.yaml").data.folder == tmp_path / "recipes" / ".."
+    assert load_recipe("recipes/recipe.yaml", ["data.folder=here"]).data.folder == tmp_path / "here"
+    other = load_recipe("recipes/recipe.yaml", ["data.test=[{files: [a, b]}]"]).data
+    assert other.test[0].files == (tmp_path / "a", tmp_path / "b")
+    assert load_recipe("messages").data.folder == tmp_path
+
+
+@pytest.mark.parametrize("name", ["X", "X.part", ".X.part"])
+def test_output_leaves_other_names_alone(numbers_run: Path, tmp_path: Path, name: str) -> None:
+    put(tmp_path, "X.part", ".X.part", "X.old", "X.tmp")
+    (tmp_path / name).write_text("one\n")
+    before = tree(tmp_path)
+    arguments = ["translate", str(numbers_run), str(tmp_path / name), "--beams", "1"]
+    assert relpos([*arguments, "--output", str(tmp_path / "Y")]) == 0
+    assert {k: v for k, v in tree(tmp_path).items() if k != "Y"} == before
+    # what is read is not written over
+    assert relpos([*arguments, "--output", str(tmp_path / name)]) == 2
+    assert {k: v for k, v in tree(tmp_path).items() if k != "Y"} == before
