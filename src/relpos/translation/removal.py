@@ -35,7 +35,9 @@ _TABLES = ("generator", "csv", "json", "parquet", "arrow", "text")
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove what saving wrote into `folder`, whole or not. Raises: OSError."""
+    """Remove what saving wrote into `folder`, whole or not; nothing behind a link. Raises: OSError."""
+    if folder.is_symlink():
+        return
     names = sealed_names(folder)
     # first of all, so that what a kill leaves is never taken for whole
     (folder / "seal.json").unlink(missing_ok=True)
@@ -44,6 +46,7 @@ def remove_checkpoint(folder: Path) -> None:
     for inner in sorted({parent for name in names for parent in Path(name).parents}, reverse=True):
         if inner != Path() and (folder / inner).is_dir() and not any((folder / inner).iterdir()):
             (folder / inner).rmdir()
+    remove_drafts(folder)
     _remove(folder, _CHECKPOINT)
 
 
@@ -60,7 +63,7 @@ def remove_unfinished(run: Path) -> None:
         is_checkpoint = re.fullmatch(r"checkpoint-[0-9]+", folder.name) and not folder.is_symlink()
         if is_checkpoint and folder.is_dir() and not is_sealed(folder):
             remove_checkpoint(folder)
-    for place in (run, run / "checkpoints"):
+    for place in (run, run / "checkpoints", run / "cache"):
         remove_drafts(place)
 
 

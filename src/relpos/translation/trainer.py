@@ -85,9 +85,10 @@ class RelposTrainer(Seq2SeqTrainer):
         self.add_callback(_Progress(self, metrics))
         self.add_callback(_Stop(self, stopped))
         if self.is_world_process_zero():
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.add_callback(TensorBoardCallback(SummaryWriter(str(metrics.parent / "logs"))))
+            board = TensorBoardCallback()
+            # not under the checkpoints, where it would go after the end of training too
+            board.logging_dir = str(metrics.parent / "logs")
+            self.add_callback(board)
 
     @property
     def seconds(self) -> float:
