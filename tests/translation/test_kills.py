@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import read_metrics, small_values
 
+from conftest import read_metrics, small_values
 from relpos.translation.checkpoints import verify
 from relpos.translation.recipe import check_recipe
 from relpos.translation.runs import has_begun
