@@ -17,7 +17,7 @@ from conftest import small_values
 from relpos.cli import run as relpos
 from relpos.translation.checkpoints import sealed_checkpoints
 from relpos.translation.errors import InputError
-from relpos.translation.folders import working_in
+from relpos.translation.ownership import working_in
 from relpos.translation.recipe import Recipe, check_recipe, load_recipe
 from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
 from relpos.translation.training import train

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from relpos.translation.errors import InputError, UsageError
 from relpos.translation.evaluation import Evaluation, evaluate
 from relpos.translation.files import write_text_whole
-from relpos.translation.folders import check_free, format_of, working_in
 from relpos.translation.generation import Translator
+from relpos.translation.ownership import check_free, format_of, working_in
 from relpos.translation.preparation import check_corpora, read_parts
 from relpos.translation.recipe import Recipe, load_recipe, read_yaml
 from relpos.translation.runs import check_new, has_begun

@@ -9,7 +9,7 @@ from pathlib import Path
 from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
-from relpos.translation.folders import FORMAT, check_free, format_of, working_in
+from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, write_recipe
 from relpos.translation.removal import remove_beginning, remove_unfinished
 
