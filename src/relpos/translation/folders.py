@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from relpos.translation.config import RelposConfig
-from relpos.translation.errors import ModelFolderError
+from relpos.translation.errors import ModelFolderError, first_line
 from relpos.translation.json_files import read_object
 
 _FILES = ["config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"]
@@ -28,8 +28,8 @@ def local_folder(name: str | os.PathLike[str], options: dict[str, Any]) -> Path:
         asked = {key: options[key] for key in _OF_THE_HUB if options.get(key) is not None}
         try:
             folder = Path(snapshot_download(str(name), allow_patterns=_FILES, **asked))
-        except ValueError as error:
-            raise OSError(f"{name}: neither a folder nor a name that the hub knows.") from error
+        except (OSError, ValueError) as error:
+            raise OSError(f"{name}: no such folder, nor had from the hub ({first_line(error)}).") from error
     return folder / (options.get("subfolder") or "")
 
 

@@ -177,7 +177,7 @@ class Translator:
         logits = self.model(**batch, decoder_input_ids=sequences[:, :-1]).logits
         losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
         lengths = (labels != -100).sum(1).clamp(min=1)
-        scores = -losses.view(labels.shape).sum(1) / lengths**length_penalty
+        scores = -losses.view(labels.shape).sum(1) / lengths ** float(length_penalty)
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return [Hypothesis(text.strip(), score) for text, score in zip(texts, scores.tolist(), strict=True)]
 

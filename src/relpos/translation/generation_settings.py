@@ -28,6 +28,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_length", "max_new_tokens"), whole(1, _MOST_TOKENS)),
     **dict.fromkeys(("min_length", "min_new_tokens"), whole(0, _MOST_TOKENS)),
     "_from_model_config": flag(),
+    # the model has no such outputs
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), one_of(False)),
 }
 # what transformers writes in any case and is of no use here
 _KNOWN = ("transformers_version",)
@@ -38,8 +40,8 @@ def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationCo
 
     These keys are taken: num_beams, length_penalty, early_stopping, the limits of length, do_sample,
     temperature, top_k, top_p, repetition_penalty, no_repeat_ngram_size, use_cache and the ids of special
-    tokens, which default to those of `config`. All others, which could name another search, code of its
-    own or outputs that this model has not, are ignored, with a warning where they are set.
+    tokens, which default to those of `config`. All others, which could name another search or code of its
+    own, are ignored, with a warning where they are set.
 
     Raises:
         ModelFolderError: a value outside its type or bounds; names the file and the key.

@@ -17,8 +17,9 @@ def read_object(path: Path, most_bytes: int = MEBIBYTE, *, is_deep: bool = False
         ModelFolderError: not a regular file, too large, not JSON, not an object, or nested beyond 50
             levels; `is_deep` leaves the last to the parser.
     """
+    content = read_bytes(path, most_bytes)
     try:
-        found = json.loads(read_bytes(path, most_bytes).decode("utf-8"))
+        found = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
         # bytes that are no UTF-8, text that is no JSON, numbers of 5,000 digits, 100,000 brackets
         found = None

@@ -31,7 +31,7 @@ def shown(value: object) -> str:
 def names_shown(names: list[str], most: int = 5) -> str:
     """The first `most` of `names`, and how many more there are."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(shown, names[:most])) + rest
+    return ", ".join(repr(name[:200]) for name in names[:most]) + rest
 
 
 def whole(low: int, high: int) -> Rule:

@@ -36,7 +36,10 @@ def read_header(folder: Path) -> Header:
         ModelFolderError: there are none, a file cannot be read, is no float's, or the index of shards
             disagrees with them.
     """
-    if (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
+    if (folder / INDEX).exists():
+        if (folder / WEIGHTS).exists():
+            # saving in shards leaves the file of before, and transformers would load that
+            raise ModelFolderError(f"{folder}: holds {WEIGHTS} and {INDEX}. Remove the one that is old.")
         return _read_shards(folder)
     shapes = _read_shapes(folder / WEIGHTS)
     return Header(folder / WEIGHTS, dict.fromkeys(shapes, folder / WEIGHTS), shapes)
@@ -69,7 +72,7 @@ def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> N
 
 
 def read_weights(header: Header) -> dict[str, Tensor]:
-    """The weights themselves, in memory of their own, so that their files may be written anew.
+    """The weights themselves, mapped from their files.
 
     Raises:
         ModelFolderError: a file cannot be read, or a weight is not finite.
@@ -79,7 +82,7 @@ def read_weights(header: Header) -> dict[str, Tensor]:
         try:
             with safe_open(path, "pt") as file:
                 for name in (name for name, place in header.files.items() if place == path):
-                    weights[name] = file.get_tensor(name).clone()
+                    weights[name] = file.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise _unreadable(path, error) from error
     broken = [name for name, weight in weights.items() if not _is_finite(weight)]
