@@ -248,7 +248,7 @@ def test_shards_that_are_missing_damaged_or_of_another_model_are_told(sharded) -
         ("num_beams", 0),
         ("length_penalty", "long"),
         ("length_penalty", float("nan")),
-        ("max_new_tokens", 10**9),
+        ("max_new_tokens", 2**20 + 1),
         ("eos_token_id", VOCABULARY),
         ("pad_token_id", "x"),
         ("temperature", 0),

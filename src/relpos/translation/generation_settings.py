@@ -12,7 +12,7 @@ from relpos.translation.json_files import read_object
 from relpos.translation.rules import Rule, check, either, flag, names_shown, number, one_of, optional, whole
 
 _NAME = "generation_config.json"
-_MOST_TOKENS = 2**16
+_MOST_TOKENS = 2**20
 _MOST_BEAMS = 1000  # of a file; --beams goes up to the vocabulary
 
 _RULES: dict[str, Rule] = {
