@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -24,7 +25,7 @@ except ImportError as error:
 
     sys.exit(run_alone(sys.argv[1:], error))
 
-from relpos.translation.errors import InputError, Interrupted, UsageError, first_line
+from relpos.translation.errors import InputError, Interrupted, RelposWarning, UsageError, first_line
 from relpos.translation.files import open_whole
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run the command with `arguments`; returns its exit code."""
     try:
-        result = app(arguments, prog_name="relpos", standalone_mode=False)
+        with _warnings_as_lines():
+            result = app(arguments, prog_name="relpos", standalone_mode=False)
         if sys.stdout is not None:
             # what is still held back may fail, and is better told of here than at exit
             with _named(None):
@@ -99,6 +101,22 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         reason = error.strerror or first_line(error)
         return _fail(f"{error.filename}: {reason}." if error.filename else f"{reason}.", 1)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print our own warnings as one line each, without the place in the code."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_line(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
+            if issubclass(category, RelposWarning):
+                _say(f"relpos: warning: {' '.join(str(message).split())}")
+            else:
+                show(message, category, *place, **where)
+
+        warnings.showwarning = show_line
+        yield
 
 
 def _fail(message: str, code: int) -> int:
@@ -304,6 +322,26 @@ def reproduce(
 
 
 @app.command()
+def seal(
+    model: ModelArgument,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; compare every byte with the seal there is.")
+    ] = False,
+) -> None:
+    """Seal a model anew after a change that you wanted, such as fine-tuning: write down what it holds.
+
+    The model is loaded first, so that none is sealed that does not load.
+    """
+    _settle()
+    from relpos.translation.loading import check_seal, seal_model
+
+    if check:
+        print(f"{check_seal(model)}: every file is as it was sealed.")
+    else:
+        print(f"{seal_model(model)}: sealed.")
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show versions, machine, backends, and what is wrong."""
     from relpos._doctor import write_report
@@ -369,9 +407,11 @@ def _search(
     if length_penalty is None:
         length_penalty = Search.length_penalty if saved.length_penalty is None else saved.length_penalty
     try:
-        return Search(beams=beams, length_penalty=length_penalty, **others)
+        search = Search(beams=beams, length_penalty=length_penalty, **others)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    translator.check(search)
+    return search
 
 
 def _lines(file: Path | None) -> Iterator[str]:

@@ -14,7 +14,6 @@ from relpos.translation.checkpoints import (
     average_weights,
     find_model,
     is_sealed,
-    load_model,
     save_whole,
     seal,
     sealed_checkpoints,
@@ -23,6 +22,7 @@ from relpos.translation.checkpoints import (
 )
 from relpos.translation.config import FORMAT, RelposConfig
 from relpos.translation.errors import InputError
+from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.tokenizer import train_tokenizer
 
@@ -138,24 +138,33 @@ def test_a_tied_weight_may_be_written_under_each_of_its_names(unsealed) -> None:
 # damage
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_file_cut_short_is_named_with_both_sizes(sealed, name) -> None:
     size = (sealed / name).stat().st_size
-    if name == "config.json":
-        (sealed / name).write_text((sealed / name).read_text() + " ")
-        after = size + 1
-    else:
-        cut(sealed / name)
-        after = size - 100
-    told = f"{sealed / name}: {after:,} bytes where {size:,} were saved; the file was cut short or changed. "
-    assert refusal(sealed) == f"{told}Copy or train the model again."
+    cut(sealed / name)
+    told = f"{size - 100:,} bytes where {size:,} were saved; the file was cut short or changed. Copy or train"
+    assert f"{sealed / name}: " in refusal(sealed)
+    assert told in refusal(sealed)
+    with pytest.raises(InputError, match=f"{name}: {told} the model again"):
+        verify(sealed)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
 def test_a_flipped_byte_is_found(sealed, name) -> None:
     flip(sealed / name)
-    told = refusal(sealed)
-    assert told == f"{sealed / name}: its content was changed after saving. Copy or train the model again."
+    with pytest.raises(InputError) as caught:
+        verify(sealed)
+    told = f"{sealed / name}: its content was changed after saving. Copy or train the model again."
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_a_flipped_byte_that_makes_a_file_unreadable_is_told_with_the_reason(sealed, name) -> None:
+    flip(sealed / name)
+    assert refusal(sealed) == (
+        f"{sealed / name}: not a JSON object; the file is damaged; its content was changed after saving. "
+        "Copy or train the model again."
+    )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
@@ -167,7 +176,10 @@ def test_a_missing_file_is_named(sealed, name) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"files": 3}', '{"files": {"a": 1}}'])
 def test_a_damaged_seal_is_told(sealed, content) -> None:
     (sealed / "seal.json").write_text(content)
-    assert refusal(sealed) == f"{sealed / 'seal.json'}: the file is damaged. Copy or train the model again."
+    assert refusal(sealed) == (
+        f"{sealed / 'seal.json'}: the file is damaged. Copy or train the model again, or remove this file "
+        "and make a new one with relpos seal."
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"abc" * 100, None])
@@ -220,7 +232,7 @@ def test_tables_that_the_configuration_lacks_are_unknown(unsealed) -> None:
             f"this checkpoint has format {FORMAT + 1}; this relpos knows up to {FORMAT}.",
         ),
         ({"num_heads": 3}, "num_heads must divide d_model = 16; got 3."),
-        ({"d_model": "wide"}, "d_model must be a whole number from 1 on; got 'wide'."),
+        ({"d_model": "wide"}, "d_model must be a whole number from 1 to 1,048,576; got 'wide'."),
         ({"absolute_positions": "rotary"}, "absolute_positions must be one of"),
     ],
 )
@@ -250,7 +262,8 @@ def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> N
 
 def test_a_missing_tokenizer_is_told(unsealed) -> None:
     (unsealed / "tokenizer.json").unlink()
-    assert refusal(unsealed).startswith(f"{unsealed}: the tokenizer cannot be read (")
+    told = f"{unsealed}: the file tokenizer.json is missing. Copy or train the model again."
+    assert refusal(unsealed) == told
 
 
 # folders that hold no model

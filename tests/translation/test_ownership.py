@@ -16,7 +16,7 @@ import pytest
 from conftest import small_values
 from relpos.cli import run as relpos
 from relpos.translation.checkpoints import sealed_checkpoints
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.ownership import working_in
 from relpos.translation.recipe import Recipe, check_recipe, load_recipe
 from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
@@ -394,7 +394,7 @@ def test_text_that_only_the_working_folder_has_is_found_and_told(
     (tmp_path / "text.tsv").write_text("one\teins\n")
     (tmp_path / "recipes" / "recipe.yaml").write_text("data: {train: [{tsv: text.tsv}]}")
     monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match=r"text\.tsv is not beside the recipe.*Give --data\.folder"):
+    with pytest.warns(RelposWarning, match=r"text\.tsv is not beside the recipe.*Give --data\.folder"):
         assert load_recipe("recipes/recipe.yaml").data.folder == tmp_path
     (tmp_path / "recipes" / "text.tsv").write_text("one\teins\n")
     assert load_recipe("recipes/recipe.yaml").data.folder == tmp_path / "recipes"

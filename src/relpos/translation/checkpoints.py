@@ -1,38 +1,48 @@
-"""Folders that hold a model or a checkpoint: sealed when whole, verified when read.
+"""Folders that hold a model or a checkpoint: sealed when whole, compared with the seal when read.
 
 The seal is a file of sizes and SHA-256 sums, written last, so that a folder half-written, cut short or
-changed afterwards is never taken for a whole one. Weights are safetensors; nothing is unpickled here.
+changed afterwards is not taken for a whole one. Weights are safetensors; nothing is unpickled here.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerFast
 
-from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_folder_whole, write_text_whole
-from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.tokenizer import load_tokenizer
+from relpos.translation.json_files import MEBIBYTE, read_object
+from relpos.translation.rules import Rule, check, mapped, shown, whole
 
 _SEAL = "seal.json"
+_SMALL = MEBIBYTE  # files up to this size are compared whole
+_BLOCK = 4096
 _WEIGHTS = "model.safetensors"
 
 
+@dataclass(frozen=True)
+class Change:
+    """How a file is not what it was when it was sealed."""
+
+    path: Path
+    is_missing: bool
+    told: str
+
+
 def seal(folder: Path) -> None:
-    """Write down what `folder` holds; the last step of saving."""
-    sums = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    """Write down what `folder` holds, but for hidden files; the last step of saving."""
+    files = {
+        path.relative_to(folder).as_posix(): _entry(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != _SEAL
+        if path.is_file() and path.name != _SEAL and not _is_hidden(path.relative_to(folder))
     }
-    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "files": sums}, indent=1))
+    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "files": files}, indent=1))
 
 
 def is_sealed(folder: Path) -> bool:
@@ -41,38 +51,74 @@ def is_sealed(folder: Path) -> bool:
 
 
 def verify(folder: Path) -> None:
-    """Compare `folder` with its seal, if it has one.
+    """Compare every byte in `folder` with its seal, if it has one.
 
     Raises:
         InputError: a file is missing, cut short or changed, the seal among them.
     """
-    if not is_sealed(folder):
-        return
+    for change in _changes(folder, lambda path, entry: _sha256(path) == entry["sha256"]):
+        raise InputError(damage(folder, change))
+
+
+def damage(folder: Path, change: Change) -> str:
+    """`change` as an error of `folder`."""
+    if change.is_missing:
+        name = change.path.relative_to(folder).as_posix()
+        return f"{folder}: the file {name} is missing. Copy or train the model again."
+    return f"{change.path}: {change.told}. Copy or train the model again."
+
+
+def changes(folder: Path) -> list[Change]:
+    """What is not as the seal of `folder` says, if it has one, as far as can be told in milliseconds.
+
+    Sizes are compared, small files whole, and of large ones 64 blocks: fine-tuning changes all of a
+    file, while of a single byte that differs only `verify` knows.
+
+    Raises:
+        InputError: the seal is damaged.
+    """
+    return _changes(folder, _is_alike)
+
+
+def read_seal(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the seal of `folder` says of each file: bytes, sha256, and for large ones sample.
+
+    Raises:
+        InputError: it is damaged, or names a file outside the folder.
+    """
     try:
-        sums = json.loads((folder / _SEAL).read_text("utf-8"))["files"]
-        expectations = [(str(name), int(x["bytes"]), str(x["sha256"])) for name, x in sums.items()]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError(f"{folder / _SEAL}: the file is damaged. Copy or train the model again.") from None
-    for name, size, sha256 in expectations:
+        files = read_object(folder / _SEAL, 64 * MEBIBYTE)["files"]
+        check({"files": files}, {"files": mapped(_NAME, _ENTRY, 100_000)})
+    except (InputError, ValueError, KeyError):
+        raise InputError(
+            f"{folder / _SEAL}: the file is damaged. Copy or train the model again, or remove this file "
+            "and make a new one with relpos seal."
+        ) from None
+    return dict(files)
+
+
+def _changes(folder: Path, is_same: Callable[[Path, dict[str, Any]], bool]) -> list[Change]:
+    if not is_sealed(folder):
+        return []
+    found = []
+    for name, entry in read_seal(folder).items():
         path = folder / name
         if not path.is_file():
-            raise InputError(f"{folder}: the file {name} is missing. Copy or train the model again.")
-        if path.stat().st_size != size:
-            raise InputError(
-                f"{path}: {path.stat().st_size:,} bytes where {size:,} were saved; the file was "
-                "cut short or changed. Copy or train the model again."
-            )
-        if _sha256(path) != sha256:
-            raise InputError(f"{path}: its content was changed after saving. Copy or train the model again.")
+            found.append(Change(path, True, "missing"))
+        elif path.stat().st_size != entry["bytes"]:
+            sizes = f"{path.stat().st_size:,} bytes where {entry['bytes']:,} were saved"
+            found.append(Change(path, False, f"{sizes}; the file was cut short or changed"))
+        elif not is_same(path, entry):
+            found.append(Change(path, False, "its content was changed after saving"))
+    return found
 
 
 def sealed_names(folder: Path) -> set[str]:
     """Names of the files in `folder` that its seal lists, with `/` between them; none where it is damaged."""
     try:
-        names = json.loads((folder / _SEAL).read_bytes())["files"].keys()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return set(read_seal(folder)) if is_sealed(folder) else set()
+    except InputError:
         return set()
-    return {name for name in names if not PurePosixPath(name).is_absolute() and ".." not in name.split("/")}
 
 
 def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
@@ -80,7 +126,7 @@ def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
 
     What stands in `folder` and was not sealed there is kept.
     """
-    before = {PurePosixPath(name).parts[0] for name in sealed_names(folder)} | {_SEAL}
+    before = {name.split("/")[0] for name in sealed_names(folder)} | {_SEAL}
 
     def write_sealed(draft: Path) -> None:
         write(draft)
@@ -100,9 +146,9 @@ def find_model(folder: Path) -> Path:
     for place in (folder, folder / "model"):
         config = place / "config.json"
         if config.is_file():
-            kind = _model_type(config)
+            kind = read_object(config).get("model_type")
             if kind != "relpos":
-                raise InputError(f"{place}: not a relpos model, its model_type is {kind!r}.")
+                raise InputError(f"{place}: not a relpos model, its model_type is {shown(kind)}.")
             if place.name.startswith("checkpoint-") and not is_sealed(place):
                 raise InputError(f"{place}: saving this checkpoint did not come to its end. Take another.")
             return place
@@ -113,68 +159,6 @@ def find_model(folder: Path) -> Path:
             f"checkpoints: {', '.join(names) or 'none'}."
         )
     raise InputError(f"{folder}: not a model folder, there is no config.json in it.")
-
-
-def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrainedTokenizerFast]:
-    """The model in `folder` (or `folder`/model) in evaluation mode, and its tokenizer.
-
-    Raises:
-        InputError: not a relpos model, or damaged.
-    """
-    folder = find_model(folder)
-    verify(folder)
-    if not (folder / _WEIGHTS).is_file():
-        raise InputError(f"{folder}: the file {_WEIGHTS} is missing.")
-    try:
-        config = RelposConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, TypeError, OSError) as error:
-        raise InputError(
-            f"{folder / 'config.json'}: {str(error).strip().splitlines()[-1].strip()}"
-        ) from error
-    try:
-        faults = _faults(folder / _WEIGHTS, config)
-        if faults:
-            raise InputError(
-                f"{folder / _WEIGHTS}: does not fit its config.json; weights {'; '.join(faults)}."
-            )
-        model = RelposForConditionalGeneration.from_pretrained(
-            folder, config=config, local_files_only=True, use_safetensors=True
-        )
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"{folder / _WEIGHTS}: the weights cannot be read ({first}).") from error
-    tokenizer = load_tokenizer(folder)
-    if len(tokenizer) > config.vocab_size:
-        raise InputError(
-            f"{folder}: the tokenizer has {len(tokenizer)} subwords and the model {config.vocab_size}; they "
-            "do not belong together. Copy or train the model again."
-        )
-    return model.eval(), tokenizer
-
-
-def _faults(weights: Path, config: RelposConfig) -> list[str]:
-    """Weights that are missing, unknown or of another shape; transformers leaves out tied ones."""
-    with torch.device("meta"):
-        model = RelposForConditionalGeneration(config)
-    # a tied weight is one parameter, and may be in the file under each of its names
-    needed = {name: list(weight.shape) for name, weight in model.named_parameters()}
-    known = {name: list(weight.shape) for name, weight in model.state_dict().items()}
-    with safe_open(weights, "pt") as file:
-        found = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    kinds = {
-        "missing": sorted(needed.keys() - found.keys()),
-        "unknown": sorted(found.keys() - known.keys()),
-        "of another shape": [
-            f"{name} ({shape}, not {known[name]})"
-            for name, shape in sorted(found.items())
-            if name in known and shape != known[name]
-        ],
-    }
-    return [
-        f"{kind}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        for kind, names in kinds.items()
-        if names
-    ]
 
 
 def sealed_checkpoints(folder: Path) -> list[Path]:
@@ -209,11 +193,52 @@ def write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
 
 
-def _model_type(config: Path) -> str | None:
-    try:
-        return json.loads(config.read_text("utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        raise InputError(f"{config}: not a JSON object; the file is damaged.") from None
+def _is_name(name: object) -> bool:
+    """Whether `name` is a path that stays in a folder."""
+    if type(name) is not str or not name or len(name) > 1000 or set(name) & set("\\\0:"):
+        return False
+    return name.isprintable() and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    sums = [entry.get("sha256"), entry.get("sample", "0" * 64)]
+    return whole(0, 2**63).fits(entry.get("bytes")) and all(
+        type(digest) is str and re.fullmatch("[0-9a-f]{64}", digest) for digest in sums
+    )
+
+
+_NAME = Rule("a path in the folder", _is_name)
+_ENTRY = Rule("bytes and sha256", _is_entry)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    entry = {"bytes": size, "sha256": _sha256(path)}
+    return entry | {"sample": _sample(path)} if size > _SMALL else entry
+
+
+def _is_alike(path: Path, entry: dict[str, Any]) -> bool:
+    if entry["bytes"] <= _SMALL:
+        return _sha256(path) == entry["sha256"]
+    # folders that were sealed before there were samples have their sizes alone
+    return "sample" not in entry or _sample(path) == entry["sample"]
+
+
+def _sample(path: Path) -> str:
+    """SHA-256 of 64 blocks at even distances, the first and the last among them."""
+    digest = hashlib.sha256()
+    last = path.stat().st_size - _BLOCK
+    with path.open("rb") as file:
+        for i in range(64):
+            file.seek(last * i // 63)
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -1,27 +1,76 @@
-"""The model's configuration: every row of the paper's tables 1 to 3 is one setting of it."""
+"""The model's configuration: every row of the paper's tables 1 to 3 is one setting of it.
 
+A configuration may come from a stranger: every key has a type and bounds, and unknown ones have no effect.
+"""
+
+import warnings
+from os import PathLike
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from relpos.positions import two_sides
+from relpos.translation.errors import RelposWarning
+from relpos.translation.rules import (
+    Rule,
+    check,
+    either,
+    flag,
+    listed,
+    mapped,
+    names_shown,
+    number,
+    one_of,
+    optional,
+    shown,
+    text,
+    whole,
+)
 
 FORMAT = 1  # raised when the meaning of a weight or a setting changes
+MOST = 2**20  # subwords, widths, positions, distances: far beyond any model, and cheap to multiply
+_MOST_LAYERS = 1000
+_MOST_LABELS = 1000
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
-_COUNTS = (
-    "format",
-    "vocab_size",
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "num_heads",
-    "d_ff",
-    "max_positions",
-)
-_CHOICES = {
-    "absolute_positions": ("none", "sinusoidal", "learned"),
-    "activation": ("relu", "gelu", "silu"),
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("vocab_size", "d_model", "num_heads", "d_ff", "max_positions"), whole(1, MOST)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), whole(1, _MOST_LAYERS)),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), number(0, 1)),
+    **dict.fromkeys(
+        ("norm_first", "relative_keys", "relative_values", "relative_per_head", "tie_word_embeddings"), flag()
+    ),
+    "absolute_positions": one_of("none", "sinusoidal", "learned"),
+    "activation": one_of("relu", "gelu", "silu"),
+    "use_cache": optional(flag()),
+    # transformers' own; what would choose another model or other outputs is refused
+    "is_encoder_decoder": one_of(True),
+    "model_type": one_of("relpos"),
+    "dtype": Rule(
+        f"null or one of {_FLOATS}",
+        lambda value: value is None or str(value) in (*_FLOATS, *(f"torch.{name}" for name in _FLOATS)),
+    ),
+    "attn_implementation": one_of(None, "eager"),
+    "experts_implementation": one_of(None, "eager"),
+    "output_attentions": one_of(None, False),
+    "output_hidden_states": one_of(None, False),
+    "return_dict": one_of(None, True),
+    "chunk_size_feed_forward": whole(0, MOST),
+    "num_labels": optional(whole(0, _MOST_LABELS)),
+    "id2label": optional(mapped(either(whole(0, MOST), text(9)), text(), _MOST_LABELS)),
+    "label2id": optional(mapped(text(), either(whole(0, MOST), text(9)), _MOST_LABELS)),
+    "problem_type": one_of(None, "regression", "single_label_classification", "multi_label_classification"),
+    "architectures": optional(listed(text(), 0, 100)),
+    "transformers_version": optional(text()),
+    "name_or_path": Rule("a name or a path", lambda value: isinstance(value, (str, PathLike))),
 }
+_RULES["torch_dtype"] = _RULES["dtype"]
+# keys of transformers that are no fields and are taken, and those that are known and of no use here
+_TAKEN = (
+    *("torch_dtype", "num_labels", "name_or_path"),
+    *("output_attentions", "attn_implementation", "experts_implementation"),
+)
+_KNOWN = ("model_type", "_name_or_path", "_commit_hash")
 
 
 class RelposConfig(PreTrainedConfig):
@@ -42,8 +91,11 @@ class RelposConfig(PreTrainedConfig):
         relative_per_head: a table per head (the paper's base model) or one per layer (its big one).
         label_smoothing: of the training loss; not applied in evaluation mode.
 
+    Settings of transformers are checked too: an attention implementation, which could name a kernel to be
+    downloaded, is refused. Unknown ones are ignored with a warning, as later versions may write more.
+
     Raises:
-        ValueError: a setting outside its choices, or a checkpoint of a newer format.
+        ValueError: a setting outside its type, bounds or choices, or a checkpoint of a newer format.
         TypeError: relative_max_distance is neither of its kinds.
     """
 
@@ -82,21 +134,39 @@ class RelposConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
-        super().__post_init__(**kwargs)
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on; got {value!r}.")
-        if self.format > FORMAT:
-            raise ValueError(
-                f"this checkpoint has format {self.format}; this relpos knows up to {FORMAT}. Upgrade relpos."
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
+        unknown = [name for name in kwargs if name not in (*_TAKEN, *_KNOWN)]
+        if unknown:
+            warnings.warn(
+                f"settings that RelposConfig does not know are ignored: {names_shown(unknown)}.",
+                RelposWarning,
+                stacklevel=3,
             )
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}.")
+        check(kwargs, _RULES)
+        self.check()
+        super().__post_init__(**{name: kwargs[name] for name in _TAKEN if name in kwargs})
+
+    def check(self) -> None:
+        """Raise what the class says, for settings that were changed too."""
+        if type(self.format) is int and self.format > FORMAT:
+            raise ValueError(
+                f"this checkpoint has format {shown(self.format)}; this relpos knows up to {FORMAT}. "
+                "Upgrade relpos."
+            )
+        check(vars(self), _RULES | {"format": whole(1, FORMAT)})
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
-        two_sides(self.relative_max_distance, "relative_max_distance")
+        check(vars(self), token_rules(self.vocab_size))
+        if not _DISTANCE.fits(self.relative_max_distance):
+            raise TypeError(
+                "relative_max_distance must be None, an integer k, or two integers (left, right); got "
+                f"{shown(self.relative_max_distance)}. Give one of these."
+            )
+        sides = two_sides(self.relative_max_distance, "relative_max_distance")
+        if sides is not None and max(sides) > MOST:
+            raise ValueError(f"relative_max_distance must be at most {MOST:,}; got {shown(max(sides))}.")
 
     @property
     def encoder_max_distance(self) -> tuple[int, int] | None:
@@ -108,3 +178,18 @@ class RelposConfig(PreTrainedConfig):
         """Clip distances of the decoder, tokens; nothing right of a query is ever attended."""
         sides = self.encoder_max_distance
         return None if sides is None else (sides[0], 0)
+
+
+_INTEGER = Rule("an integer", lambda value: type(value) is int)
+_DISTANCE = optional(either(_INTEGER, listed(_INTEGER, 2, 2)))
+
+
+def token_rules(vocab_size: int) -> dict[str, Rule]:
+    """What ids of special tokens must be, in a configuration and in generation_config.json."""
+    inside = whole(0, vocab_size - 1)
+    return {
+        "pad_token_id": inside,
+        "bos_token_id": optional(inside),
+        "eos_token_id": either(inside, listed(inside, 1, 100)),
+        "decoder_start_token_id": inside,
+    }

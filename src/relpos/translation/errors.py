@@ -7,6 +7,14 @@ class InputError(Exception):
     """What the user gave cannot be used. The message is one sentence: what, where, and what to do."""
 
 
+class ModelFolderError(InputError, ValueError):
+    """A file in a model's folder cannot be used; a ValueError for callers of transformers' Auto classes."""
+
+
+class RelposWarning(UserWarning):
+    """What the user should know, though the work goes on; a command prints it as one line."""
+
+
 class UsageError(InputError):
     """An option or a recipe is wrong, before any work has begun."""
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from relpos.translation.batching import TokenBatches
-from relpos.translation.checkpoints import load_model
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, UsageError
+from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
 
 
@@ -68,6 +68,15 @@ class Translator:
         """The translator in a model's folder, or in that of the run that trained it. Raises: InputError."""
         return cls(*load_model(Path(folder)))
 
+    def check(self, search: Search) -> None:
+        """Raise UsageError where this model cannot search so."""
+        most = self.model.config.vocab_size
+        if search.beams > most:
+            raise UsageError(
+                f"beams must be at most the model's vocabulary = {most:,}, since each begins with a subword "
+                f"of its own; got {search.beams:,}."
+            )
+
     @torch.inference_mode()
     def translate(
         self,
@@ -88,10 +97,12 @@ class Translator:
             prefix: words that every hypothesis begins with.
             progress: called with the number of texts done since its last call.
         Raises:
+            UsageError: more beams than the model has subwords.
             InputError: a text or the prefix has more subwords than the model has learned positions; then
                 nothing is translated.
         """
         search = search or Search()
+        self.check(search)
         results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in texts]
         rows = [row for row, text in enumerate(texts) if text.strip()]
         ids = self.tokenizer([texts[row] for row in rows]).input_ids if rows else []
@@ -166,7 +177,7 @@ class Translator:
         logits = self.model(**batch, decoder_input_ids=sequences[:, :-1]).logits
         losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
         lengths = (labels != -100).sum(1).clamp(min=1)
-        scores = -losses.view(labels.shape).sum(1) / lengths**length_penalty
+        scores = -losses.view(labels.shape).sum(1) / lengths ** float(length_penalty)
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
         return [Hypothesis(text.strip(), score) for text, score in zip(texts, scores.tolist(), strict=True)]
 

@@ -5,6 +5,7 @@ beyond cross-entropy, and anything about text, are elsewhere.
 """
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ from relpos.nn import (
 )
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError
+from relpos.translation.generation_settings import read_generation_settings
+from relpos.translation.model_folders import config_settings, local_folder, read_config
+from relpos.translation.weights import check_fit, read_header, read_weights
 
 
 class RelposPreTrainedModel(PreTrainedModel):
@@ -273,6 +277,49 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         self.decoder = RelposDecoder(config, self.shared)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None,
+        *model_args: Any,
+        config: RelposConfig | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The model in a folder or of the hub, as transformers loads it; a stranger's is safe to load.
+
+        Every file is checked before a model is built: types and bounds of all settings, sizes against the
+        header of the weights, weights for NaN. Only safetensors are read. Arguments are transformers'.
+
+        Raises:
+            ModelFolderError (a ValueError): a file cannot be used; one sentence says which and why.
+        """
+        name = pretrained_model_name_or_path
+        if name is None or kwargs.get("state_dict") is not None:
+            return super().from_pretrained(name, *model_args, config=config, **kwargs)
+        folder = local_folder(name, kwargs)
+        if not isinstance(config, RelposConfig):
+            changed = config_settings(kwargs)
+            config = read_config(folder, changed)
+            kwargs = {name: value for name, value in kwargs.items() if name not in changed}
+        config.check()
+        header = read_header(folder)
+        if not kwargs.get("ignore_mismatched_sizes"):
+            check_fit(header, config, cls)
+        # an adapter beside the weights would not have been checked
+        kwargs.pop("adapter_kwargs", None)
+        generation = kwargs.pop("generation_config", None) or read_generation_settings(folder, config)
+        loaded = super().from_pretrained(
+            None,
+            *model_args,
+            config=config,
+            state_dict=read_weights(header),
+            generation_config=generation,
+            **kwargs,
+        )
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.name_or_path = model.config.name_or_path = str(name)
+        return loaded
 
     def get_encoder(self, modality: str | None = None) -> RelposEncoder:
         """The encoder, as `generate` asks for it."""

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from relpos.translation.corpora import CleaningRules, Source
-from relpos.translation.errors import UsageError
+from relpos.translation.errors import RelposWarning, UsageError
 from relpos.translation.files import write_text_whole
 
 _DecayRate = Annotated[float, Field(ge=0, lt=1)]
@@ -63,17 +63,19 @@ class DataSettings(_Section):
 class TokenizerSettings(_Section):
     """Subwords shared by both languages."""
 
-    vocabulary: int = Field(default=8000, gt=300, description="Subwords, 256 bytes and 4 marks among them.")
+    vocabulary: int = Field(
+        default=8000, gt=300, le=2**20, description="Subwords, 256 bytes and 4 marks among them."
+    )
 
 
 class ModelSettings(_Section):
     """Sizes and positions, as in RelposConfig."""
 
-    d_model: int = Field(default=512, gt=0, description="Width.")
-    encoder_layers: int = Field(default=6, gt=0, description="Layers of the encoder.")
-    decoder_layers: int = Field(default=6, gt=0, description="Layers of the decoder.")
+    d_model: int = Field(default=512, gt=0, le=2**20, description="Width.")
+    encoder_layers: int = Field(default=6, gt=0, le=1000, description="Layers of the encoder.")
+    decoder_layers: int = Field(default=6, gt=0, le=1000, description="Layers of the decoder.")
     num_heads: int = Field(default=8, gt=0, description="Attention heads; divides d_model.")
-    d_ff: int = Field(default=1024, gt=0, description="Width inside the feed-forward networks.")
+    d_ff: int = Field(default=1024, gt=0, le=2**20, description="Width inside the feed-forward networks.")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="On embeddings and on what each block adds.")
     attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="On attention weights.")
     activation_dropout: float = Field(
@@ -88,7 +90,7 @@ class ModelSettings(_Section):
     absolute_positions: Literal["none", "sinusoidal", "learned"] = Field(
         default="none", description="Positions added to the embeddings."
     )
-    max_positions: int = Field(default=512, gt=0, description="Rows of a learned table, tokens.")
+    max_positions: int = Field(default=512, gt=0, le=2**20, description="Rows of a learned table, tokens.")
     relative_max_distance: int | Annotated[tuple[int, int], Field(strict=False)] | None = Field(
         default=16, description="k, [left, right], or null for no relative positions."
     )
@@ -104,6 +106,8 @@ class ModelSettings(_Section):
         sides = () if given is None else (given,) if isinstance(given, int) else given
         if any(side < 0 for side in sides):
             raise ValueError("must be null, k >= 0 or [left, right]")
+        if any(side > 2**20 for side in sides):
+            raise ValueError(f"must be at most {2**20:,}")
         return given
 
     @model_validator(mode="after")
@@ -168,8 +172,10 @@ class TrainingSettings(_Section):
 class TranslationSettings(_Section):
     """Defaults that the model carries for translating."""
 
-    beams: int = Field(default=4, gt=0, description="Hypotheses kept at each step; 1 is greedy.")
-    length_penalty: float = Field(default=0.6, description="Exponent on the length that divides a score.")
+    beams: int = Field(default=4, gt=0, le=300, description="Hypotheses kept at each step; 1 is greedy.")
+    length_penalty: float = Field(
+        default=0.6, ge=-1000, le=1000, description="Exponent on the length that divides a score."
+    )
 
 
 class Recipe(_Section):
@@ -249,6 +255,7 @@ def _found(data: DataSettings, name: str, file: Path, overrides: list[str]) -> D
         warnings.warn(
             f"{name}: {missing[0]} is not beside the recipe, in {folder}; it was found from the working "
             "folder, where earlier versions looked. Give --data.folder, or move the text.",
+            RelposWarning,
             stacklevel=3,
         )
         folder = earlier

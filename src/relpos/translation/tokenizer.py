@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError, first_line
+from relpos.translation.tokenizer_files import read_tokenizer
 
 _PAD, _BOS, _EOS, _UNK = "<pad>", "<s>", "</s>", "<unk>"
 _MARKS = [_PAD, _BOS, _EOS, _UNK]
@@ -100,8 +101,5 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in `folder`; no code and no network."""
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise InputError(f"{folder}: the tokenizer cannot be read ({first_line(error)}).") from error
+    """The tokenizer saved in `folder`; no code and no network. Raises: InputError."""
+    return read_tokenizer(folder)

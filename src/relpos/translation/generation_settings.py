@@ -1,0 +1,68 @@
+"""generation_config.json of a model: settings of the search, checked; none chooses another search."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from relpos.translation.config import RelposConfig, token_rules
+from relpos.translation.errors import ModelFolderError, RelposWarning
+from relpos.translation.json_files import read_object
+from relpos.translation.rules import Rule, check, either, flag, names_shown, number, one_of, optional, whole
+
+_NAME = "generation_config.json"
+_MOST_TOKENS = 2**20
+_MOST_BEAMS = 1000  # of a file; --beams goes up to the vocabulary
+
+_RULES: dict[str, Rule] = {
+    "do_sample": flag(),
+    "use_cache": flag(),
+    "early_stopping": either(flag(), one_of("never")),
+    "length_penalty": number(-1000, 1000),
+    "temperature": number(1e-3, 1000),
+    "top_k": whole(0, 2**31),
+    "top_p": number(0, 1),
+    "repetition_penalty": number(1e-3, 1000),
+    "no_repeat_ngram_size": whole(0, _MOST_TOKENS),
+    **dict.fromkeys(("max_length", "max_new_tokens"), whole(1, _MOST_TOKENS)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), whole(0, _MOST_TOKENS)),
+    "_from_model_config": flag(),
+    # the model has no such outputs
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), one_of(False)),
+}
+# what transformers writes in any case and is of no use here
+_KNOWN = ("transformers_version",)
+
+
+def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationConfig:
+    """How `generate` searches where the caller does not say.
+
+    These keys are taken: num_beams, length_penalty, early_stopping, the limits of length, do_sample,
+    temperature, top_k, top_p, repetition_penalty, no_repeat_ngram_size, use_cache and the ids of special
+    tokens, which default to those of `config`. All others, which could name another search or code of its
+    own, are ignored, with a warning where they are set.
+
+    Raises:
+        ModelFolderError: a value outside its type or bounds; names the file and the key.
+    """
+    path = folder / _NAME
+    given = read_object(path) if path.exists() or path.is_symlink() else {}
+    tokens = token_rules(config.vocab_size)
+    most = min(_MOST_BEAMS, config.vocab_size)
+    rules = {name: optional(rule) for name, rule in (_RULES | tokens | {"num_beams": whole(1, most)}).items()}
+    try:
+        check(given, rules)
+        ignored = [name for name in given if name not in rules and name not in _KNOWN and given[name]]
+        if ignored:
+            warnings.warn(
+                f"{path}: settings that relpos does not take are ignored: {names_shown(ignored)}.",
+                RelposWarning,
+                stacklevel=2,
+            )
+        taken: dict[str, Any] = {name: getattr(config, name) for name in tokens} | {
+            name: value for name, value in given.items() if name in rules and value is not None
+        }
+        return GenerationConfig(**taken)
+    except ValueError as error:
+        raise ModelFolderError(f"{path}: {error}") from error

@@ -1,0 +1,100 @@
+"""What a value in a stranger's file must be, in words for a message and as a test."""
+
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """A value must be `words`; whether it is, `fits` says."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def check(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Raise ValueError for the first of `values` that breaks its rule; values without a rule pass."""
+    for name, value in values.items():
+        if name in rules and not rules[name].fits(value):
+            raise ValueError(f"{name} must be {rules[name].words}; got {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """`value` for a message: short and on one line, however long or deep it is."""
+    try:
+        return reprlib.repr(value)
+    except (ValueError, RecursionError):
+        # an int of thousands of digits
+        return f"a value of {type(value).__name__} that is too long to show"
+
+
+def names_shown(names: list[str], most: int = 5) -> str:
+    """The first `most` of `names`, and how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name[:200]) for name in names[:most]) + rest
+
+
+def whole(low: int, high: int) -> Rule:
+    """An int, which a bool is not."""
+    return Rule(
+        f"a whole number from {low:,} to {high:,}", lambda value: type(value) is int and low <= value <= high
+    )
+
+
+def number(low: float, high: float) -> Rule:
+    """An int or a float; neither NaN nor infinite."""
+    return Rule(
+        f"a number from {low:,} to {high:,}",
+        lambda value: type(value) in (int, float) and low <= value <= high,
+    )
+
+
+def flag() -> Rule:
+    """A bool."""
+    return Rule("true or false", lambda value: type(value) is bool)
+
+
+def text(longest: int = 1000) -> Rule:
+    """A string of at most `longest` characters."""
+    return Rule("a short text", lambda value: type(value) is str and len(value) <= longest)
+
+
+def one_of(*choices: object) -> Rule:
+    """One of `choices`, of the same type too, so that 0 is not False."""
+    return Rule(
+        f"one of {choices}" if len(choices) > 1 else repr(choices[0]),
+        lambda value: any(type(value) is type(choice) and value == choice for choice in choices),
+    )
+
+
+def optional(rule: Rule) -> Rule:
+    """None, or what `rule` wants."""
+    return Rule(f"{rule.words}, or null", lambda value: value is None or rule.fits(value))
+
+
+def listed(rule: Rule, low: int, high: int) -> Rule:
+    """A list or tuple of `low` to `high` values that `rule` wants."""
+    return Rule(
+        f"a list of {low:,} to {high:,} values, each {rule.words}",
+        lambda value: (
+            isinstance(value, (list, tuple)) and low <= len(value) <= high and all(map(rule.fits, value))
+        ),
+    )
+
+
+def mapped(key: Rule, rule: Rule, most: int) -> Rule:
+    """A dict of at most `most` values that `rule` wants."""
+    return Rule(
+        f"an object of at most {most:,} values, each {rule.words}",
+        lambda value: (
+            isinstance(value, dict)
+            and len(value) <= most
+            and all(map(key.fits, value))
+            and all(map(rule.fits, value.values()))
+        ),
+    )
+
+
+def either(first: Rule, second: Rule) -> Rule:
+    """What one of the two wants."""
+    return Rule(f"{first.words}, or {second.words}", lambda value: first.fits(value) or second.fits(value))

@@ -1,0 +1,173 @@
+"""Weights of a model's folder: safetensors, in one file or in shards; checked before they are loaded."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from relpos.translation.config import RelposConfig
+from relpos.translation.errors import ModelFolderError, first_line
+from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
+from relpos.translation.rules import names_shown, shown
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_MOST_WEIGHTS = 100_000
+_LONGEST_HEADER = 16 * MEBIBYTE
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a folder says of its weights: `source` says it, `files` and `shapes` are by weight."""
+
+    source: Path
+    files: dict[str, Path]
+    shapes: dict[str, list[int]]
+
+
+def read_header(folder: Path) -> Header:
+    """The names and shapes of the weights in `folder`; no weight is read.
+
+    Raises:
+        ModelFolderError: there are none, a file cannot be read, is no float's, or the index of shards
+            disagrees with them.
+    """
+    if (folder / INDEX).exists():
+        if (folder / WEIGHTS).exists():
+            # saving in shards leaves the file of before, and transformers would load that
+            raise ModelFolderError(f"{folder}: holds {WEIGHTS} and {INDEX}. Remove the one that is old.")
+        return _read_shards(folder)
+    shapes = _read_shapes(folder / WEIGHTS)
+    return Header(folder / WEIGHTS, dict.fromkeys(shapes, folder / WEIGHTS), shapes)
+
+
+def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> None:
+    """Compare the sizes in `header` with those that `model` has by `config`; no memory is taken for either.
+
+    Raises:
+        ModelFolderError: weights are missing, unknown, or of another shape; each is named.
+    """
+    needed, known = _expected_shapes(config, model)
+    kinds = {
+        "missing": sorted(needed - header.shapes.keys()),
+        "unknown": sorted(header.shapes.keys() - known.keys()),
+        "of another shape": [
+            f"{name} ({shape}, not {known[name]})"
+            for name, shape in sorted(header.shapes.items())
+            if name in known and shape != known[name]
+        ],
+    }
+    faults = [
+        f"{kind}: {', '.join(name[:200] for name in names[:5])}"
+        + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        for kind, names in kinds.items()
+        if names
+    ]
+    if faults:
+        raise ModelFolderError(f"{header.source}: does not fit its config.json; weights {'; '.join(faults)}.")
+
+
+def read_weights(header: Header) -> dict[str, Tensor]:
+    """The weights themselves, mapped from their files.
+
+    Raises:
+        ModelFolderError: a file cannot be read, or a weight is not finite.
+    """
+    weights = {}
+    for path in dict.fromkeys(header.files.values()):
+        try:
+            with safe_open(path, "pt") as file:
+                for name in (name for name, place in header.files.items() if place == path):
+                    weights[name] = file.get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            raise _unreadable(path, error) from error
+    broken = [name for name, weight in weights.items() if not _is_finite(weight)]
+    if broken:
+        raise ModelFolderError(
+            f"{header.source}: weights that are not finite (NaN or infinite): {names_shown(broken)}; "
+            "training had gone wrong. Take an earlier checkpoint."
+        )
+    return weights
+
+
+def _expected_shapes(config: RelposConfig, model: type[nn.Module]) -> tuple[set[str], dict[str, list[int]]]:
+    """Names that must be there, and the shape of each that may be; transformers leaves out tied ones.
+
+    The layers of a side are alike, so that a model of one layer on each tells all, however many there are.
+    """
+    one_layer = copy.deepcopy(config)
+    one_layer.encoder_layers = one_layer.decoder_layers = 1
+    with torch.device("meta"):
+        small = model(one_layer)
+    known = {}
+    # a tied weight is one parameter, and may be in the file under each of its names
+    parameters = {name for name, _ in small.named_parameters()}
+    needed = set()
+    for name, weight in small.state_dict().items():
+        side, layers, place = name.partition(".layers.0.")
+        count = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}[side] if layers else 1
+        for i in range(count):
+            full = f"{side}.layers.{i}.{place}" if layers else name
+            known[full] = list(weight.shape)
+            if name in parameters:
+                needed.add(full)
+    return needed, known
+
+
+def _read_shards(folder: Path) -> Header:
+    index = folder / INDEX
+    places = read_object(index, 64 * MEBIBYTE).get("weight_map")
+    if not isinstance(places, dict) or not places or len(places) > _MOST_WEIGHTS:
+        raise ModelFolderError(f"{index}: weight_map must name the file of each weight; the file is damaged.")
+    for name in places.values():
+        # a plain name alone stays in the folder
+        if type(name) is not str or not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+            raise ModelFolderError(
+                f"{index}: weight_map must name .safetensors files in this folder; got {shown(name)}."
+            )
+    shapes: dict[str, list[int]] = {}
+    files: dict[str, Path] = {}
+    for shard in sorted(set(places.values())):
+        found = _read_shapes(folder / shard)
+        listed = {name for name, place in places.items() if place == shard}
+        if found.keys() != listed:
+            raise ModelFolderError(
+                f"{index}: does not fit {shard} in {names_shown(sorted(found.keys() ^ listed))}. "
+                "Copy the model again."
+            )
+        shapes |= found
+        files |= dict.fromkeys(found, folder / shard)
+    return Header(index, files, shapes)
+
+
+def _read_shapes(path: Path) -> dict[str, list[int]]:
+    check_regular(path)
+    try:
+        with path.open("rb") as start:
+            length = int.from_bytes(start.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"its header would have {length:,} bytes")
+        with safe_open(path, "pt") as file:
+            names = list(file.keys())
+            if len(names) > _MOST_WEIGHTS:
+                raise ValueError(f"it holds {len(names):,} weights")
+            slices = {name: file.get_slice(name) for name in names}
+            others = [name for name, weight in slices.items() if weight.get_dtype() not in _FLOATS]
+            if others:
+                raise ValueError(f"weights of other types than {_FLOATS}: {names_shown(others)}")
+            return {name: list(weight.get_shape()) for name, weight in slices.items()}
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ModelFolderError:
+    return ModelFolderError(f"{path}: the weights cannot be read ({first_line(error)}).")
+
+
+def _is_finite(weight: Tensor) -> bool:
+    # a finite sum needs one pass and no memory; finite weights may have an infinite one
+    return bool(weight.sum().isfinite()) or bool(weight.isfinite().all())
