@@ -20,9 +20,10 @@ from relpos.translation.evaluation import Evaluation, evaluate
 from relpos.translation.files import write_text_whole
 from relpos.translation.generation import Translator
 from relpos.translation.preparation import read_parts
-from relpos.translation.recipe import Recipe, load_recipe, read_yaml
+from relpos.translation.recipe import Recipe, load_recipe
 from relpos.translation.runs import has_begun
 from relpos.translation.training import train
+from relpos.translation.yaml_text import read_yaml
 
 
 class Task(BaseModel):

@@ -90,6 +90,8 @@ class CleaningRules(BaseModel):
     @field_validator("drop_matching")
     @classmethod
     def _is_regular_expression(cls, pattern: str | None) -> str | None:
+        if pattern is not None and pattern.casefold() in ("none", "null"):
+            raise ValueError(f"must be null or a regular expression; write (?:{pattern}) for the word")
         try:
             re.compile(pattern or "")
         except re.error as error:
