@@ -6,6 +6,7 @@ inside. What cannot be read is an `InputError` that names the file, the line and
 
 from __future__ import annotations
 
+import errno
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,8 @@ def read_lines(file: Path | BinaryIO) -> Iterator[str]:
             "copy or download it again."
         ) from error
     except OSError as error:
+        if error.errno == errno.EBADF:
+            raise InputError(f"{name} is closed; name a file, or give it one.") from error
         raise InputError(
             f"{name} cannot be read: {error.strerror or error}; check the path and its rights."
         ) from error
