@@ -82,10 +82,8 @@ def _sentence(item: ErrorDetails, model: type[BaseModel]) -> str:
     if kind == "value_error":
         # a sentence of our own
         message = str(context["error"])
-        value = (
-            "" if isinstance(came, Mapping | list | tuple) or "; got " in message else f"; got {shown(came)}"
-        )
-        return ": ".join(filter(None, (key, message))) + value
+        is_told = isinstance(came, Mapping | list | tuple) or "got " in message or shown(came) in message
+        return ": ".join(filter(None, (key, message))) + ("" if is_told else f"; got {shown(came)}")
     field = _field(model, where)
     rule = _rule(kind, context, field)
     return f"{key or 'it'} must {rule}; got {shown(came)}{_advice(kind, field, came)}"
