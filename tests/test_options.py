@@ -261,6 +261,40 @@ def test_who_stops_a_command_is_told_how_it_goes_on(
     assert fault(143, *arguments, "--out", tmp_path / "out") == f"relpos: stopped; {told}"
 
 
+# what is missing, told before anything is written
+
+
+def test_an_experiment_without_its_data_says_how_to_name_their_folder(
+    fault: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = (
+        "relpos: multi30k needs {}, looked for in {}; name the folder that holds them: --data.folder FOLDER."
+    )
+    first, *others = [f"multi30k.en-de.{part}.tsv.gz" for part in ("train", "val", "test_2016")]
+    assert fault(1, "reproduce", "multi30k", "--out", "out") == told.format(
+        f"{first} and 2 more files", tmp_path
+    )
+    (tmp_path / "data").mkdir()
+    for name in (first, others[0]):
+        (tmp_path / "data" / name).touch()
+    line = fault(1, "reproduce", "multi30k", "--out", "out", "--data.folder", "data")
+    assert line == told.format(others[1], tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_corpus_of_which_nothing_is_kept_tells_how_many_went_and_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("same\tsame\n12\t13\nSame\tsame\n")
+    (tmp_path / "mine.yaml").write_text(f"data: {{folder: '{tmp_path}', train: [{{tsv: pairs.tsv}}]}}\n")
+    assert run(["train", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "relpos: the train part of the corpus is empty: 0 of 3 pairs kept; 2 dropped: equal sides; "
+        "1 dropped: too few letters; change data.cleaning, or give other text."
+    )
+
+
 def test_every_recipe_that_comes_with_relpos_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for name in packaged_recipes():
         assert run(["recipe", name]) == 0

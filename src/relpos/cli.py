@@ -308,9 +308,10 @@ def reproduce(
     """
     _settle()
     from relpos._pictures import write_comparison
-    from relpos.translation.experiments import load_experiment, run_experiment
+    from relpos.translation.experiments import check_files, load_experiment, plan, run_experiment
 
     loaded = load_experiment(experiment)
+    check_files(plan(loaded, overrides(context)))
     out.mkdir(parents=True, exist_ok=True)
     records = run_experiment(loaded, out, overrides(context), _say)
     report = write_comparison(loaded.title, out, records)

@@ -87,6 +87,7 @@ def run_experiment(
     records = read_results(file)
     done = {(record["task"], record["variant"]): record.get("fingerprint") for record in records}
     steps = plan(experiment, overrides or [])
+    check_files(steps)
     for task, variant, recipe in steps:
         _check_settings(task, variant, recipe, out, done)
     for task, variant, recipe in steps:
@@ -113,6 +114,22 @@ def plan(experiment: Experiment, overrides: list[str]) -> list[tuple[Task, str, 
     return steps
 
 
+def check_files(steps: list[tuple[Task, str, Recipe]]) -> None:
+    """Look for the files of every recipe, before anything is written. Raises: InputError."""
+    for task, _, recipe in steps:
+        data = recipe.data
+        sources = [*data.train, *data.validation, *data.test]
+        named = [path for source in sources for path in (source.tsv, source.jsonl, *(source.files or ()))]
+        missing = [path for path in named if path is not None and not (data.folder / path).is_file()]
+        if missing:
+            others = len(set(missing)) - 1
+            more = f" and {others} more file{'s' if others > 1 else ''}" if others else ""
+            raise InputError(
+                f"{task.name} needs {missing[0]}{more}, looked for in {data.folder.absolute()}; "
+                "name the folder that holds them: --data.folder FOLDER."
+            )
+
+
 def fingerprint(recipe: Recipe) -> str:
     """SHA-256 of every setting of `recipe`, defaults included, but `data.folder`: a corpus may be moved."""
     settings = recipe.model_dump(mode="json")
@@ -133,7 +150,7 @@ def read_results(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or not {"task", "variant"} <= record.keys():
             raise InputError(f"{file} line {number} is damaged; delete that line to have it done again.")

@@ -240,6 +240,26 @@ def test_bad_json_is_told_with_line_and_column(tmp_path, failure):
 
 
 @pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[" * 100_000, "is nested too deep; each line must be one flat object."),
+        ('{"a":' * 100_000, "is nested too deep"),
+        ("[" * 100_000 + "]" * 100_000, "is nested too deep"),
+        ('{"source": ' + "9" * 5_000 + "}", "has a number of too many digits; shorten it, or make it text."),
+        (
+            '{"a": ' * 600 + "1" + "}" * 600,
+            "has no field 'source'; it has a, a.a, a.a.a, a.a.a.a, a.a.a.a.a.",
+        ),
+    ],
+)
+def test_json_that_costs_too_much_is_told_with_its_line(tmp_path, failure, line, told):
+    path = _write(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}\n' + line + "\n")
+    message = failure(jsonl=path)
+    assert message.startswith(f"{path} line 2 {told}")
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
     ("record", "kind"), [([1], "a list"), ("x", "a text"), (3, "a number"), (None, "null")]
 )
 def test_json_that_is_no_object_is_told(tmp_path, failure, record, kind):
