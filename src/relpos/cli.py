@@ -66,6 +66,9 @@ def run(arguments: list[str]) -> int:
     open_closed_streams()
     try:
         result = app(arguments, prog_name="relpos", standalone_mode=False)
+        if result == 128 + signal.SIGINT:
+            # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         if sys.stdout is not None:
             # what is still held back may fail, and is better told of here than at exit
             with _named(None):
@@ -84,7 +87,8 @@ def run(arguments: list[str]) -> int:
         how = "go on with --resume" if is_resumed else "run the same command again"
         return _fail(f"stopped; {where}; {how}.", 128 + stop.signal)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("stopped.", 128 + signal.SIGINT)
+        how = "; run the same command again to go on" if arguments[:1] == ["reproduce"] else ""
+        return _fail(f"stopped{how}.", 128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         return _fail(f'{error}. This command needs more packages: pip install "relpos[translate]"', 1)
     except ImportError as error:
