@@ -31,6 +31,9 @@ FLAGS = [
     # sums may be fused multiply-adds, on every compiler alike; nothing else is loosened
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 ]
+# how a shared library begins on Linux and on macOS, and a name that ours holds
+LIBRARY_MARKS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+KERNEL_NAME = b"cpu_version"
 # the oldest torch whose stable ABI the kernel asks for: 2.10
 TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
@@ -69,7 +72,7 @@ class BuildKernel(build_ext):
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        flags = [*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+        flags = [*FLAGS, *_words("CXXFLAGS")]
         steps = {
             objects / f"kernel_{name}.o": ["kernel.cpp", f"-DRELPOS_ISA={name}", *extra]
             for name, extra in INSTRUCTION_SETS.items()
@@ -92,6 +95,10 @@ class BuildKernel(build_ext):
         unfinished = target.with_name(f"{target.name}.{os.getpid()}")
         try:
             _call([*compiler, *flags, *map(str, steps), *link, "-o", str(unfinished)])
+            if not _is_kernel(unfinished):
+                raise NotBuiltError(
+                    f"{compiler[0]} ended well and wrote no library; it must be gcc or clang with C++17"
+                )
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -111,12 +118,25 @@ class PlatformWheel(bdist_wheel):
 def _compiler() -> list[str]:
     if os.name == "nt":
         raise NotBuiltError("it needs gcc or clang, on Linux or macOS")
-    if named := os.environ.get("CXX", "").strip():
-        return shlex.split(named)
+    if named := _words("CXX"):
+        return named
     found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if found is None:
         raise NotBuiltError("no C++ compiler was found; install g++ or clang++, or name one by CXX")
     return [found]
+
+
+def _words(name: str) -> list[str]:
+    """What the environment holds under `name`, as a shell would part it."""
+    try:
+        return shlex.split(os.environ.get(name, ""))
+    except ValueError as error:
+        raise NotBuiltError(f"{name} cannot be read ({error}); mend its quotes") from error
+
+
+def _is_kernel(library: Path) -> bool:
+    content = library.read_bytes() if library.is_file() else b""
+    return content.startswith(LIBRARY_MARKS) and KERNEL_NAME in content
 
 
 def _torch() -> Path:

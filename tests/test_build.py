@@ -40,7 +40,10 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
     """What is called like a compiler, adds its arguments to compiler.log and makes what it should."""
-    made = cpu.LIBRARY if cpu.LIBRARY.exists() else ROOT / "LICENSE"
+    made = cpu.LIBRARY
+    if not made.exists():
+        made = tmp_path / "made"
+        made.write_bytes(b"\x7fELF, with the name cpu_version")
     path = tmp_path / "compiler"
     path.write_text(
         f'#!/bin/sh\necho "$@" >> "{tmp_path}/compiler.log"\n'
@@ -269,6 +272,38 @@ def test_an_empty_name_of_a_compiler_is_none(build: Build, tmp_path: Path) -> No
     done = build(CXX=" ", PATH="/nowhere")
     assert "not built: no C++ compiler was found; " in done.stderr
     assert KERNEL not in _contents(_wheel(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        "",
+        "head -c 5000 /dev/urandom > $2",
+        ": > $2",
+        "(printf '\\177ELF'; head -c 5000 /dev/urandom) > $2",
+    ],
+)
+def test_a_compiler_that_writes_no_library_is_told_and_leaves_no_kernel(
+    build: Build, compiler: Path, tmp_path: Path, tree: Path, writes: str
+) -> None:
+    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n{writes}\n')
+    reason = f"{compiler} ended well and wrote no library; it must be gcc or clang with C++17"
+    done = build("build_editable")
+    assert done.returncode == 0, done.stderr
+    assert f"relpos: the CPU kernel was not built: {reason}.\n{WITHOUT}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert KERNEL not in _contents(_wheel(tmp_path))
+    assert not list((tree / "src").rglob("*.so*"))
+    done = build(RELPOS_BUILD_KERNEL="1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"relpos: the CPU kernel cannot be built: {reason}."
+
+
+@pytest.mark.parametrize("name", ["CXX", "CXXFLAGS"])
+def test_quotes_that_do_not_close_are_told(build: Build, name: str) -> None:
+    done = build(**{name: "c++ 'x"})
+    assert done.returncode == 0, done.stderr
+    assert f"not built: {name} cannot be read (No closing quotation); mend its quotes.\n" in done.stderr
 
 
 @pytest.mark.parametrize("compiler_name", ["false", "/nowhere/c++"])

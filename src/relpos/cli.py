@@ -5,6 +5,7 @@ line on standard error.
 """
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ except ImportError as error:
 
     sys.exit(run_alone(sys.argv[1:], error))
 
+from relpos._options import WithKeys, check_penalty, check_search, overrides, told
+from relpos._streams import open_closed_streams
 from relpos.translation.errors import InputError, Interrupted, RelposWarning, UsageError, first_line
 from relpos.translation.files import open_whole
 
@@ -53,8 +56,6 @@ PenaltyOption = Annotated[
 BatchOption = Annotated[int, typer.Option(min=1, help="Source subwords translated at once.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
-_WITH_KEYS = {"allow_extra_args": True, "ignore_unknown_options": True}
-
 
 def main() -> None:
     """Run the command and exit."""
@@ -63,30 +64,33 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command with `arguments`; returns its exit code."""
+    open_closed_streams()
     try:
         with _warnings_as_lines():
             result = app(arguments, prog_name="relpos", standalone_mode=False)
+        if result == 128 + signal.SIGINT:
+            # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         if sys.stdout is not None:
             # what is still held back may fail, and is better told of here than at exit
             with _named(None):
                 sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except typer.TyperException as error:
-        # str() of it leaves out which option or argument
-        return _fail(error.format_message(), 2)
+        return _fail(told(error), 2)
     except UsageError as error:
         return _fail(str(error), 2)
     except InputError as error:
         return _fail(str(error), 1)
     except Interrupted as stop:
-        where = (
-            f"the state is in {stop.checkpoint}; go on with --resume"
-            if stop.checkpoint
-            else "nothing was saved yet"
-        )
-        return _fail(f"stopped; {where}.", 128 + stop.signal)
+        where = f"the state is in {stop.checkpoint}" if stop.checkpoint else "nothing was saved yet"
+        # what `reproduce` has begun it goes on with by itself
+        is_resumed = stop.checkpoint and arguments[:1] != ["reproduce"]
+        how = "go on with --resume" if is_resumed else "run the same command again"
+        return _fail(f"stopped; {where}; {how}.", 128 + stop.signal)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("stopped.", 128 + signal.SIGINT)
+        how = "; run the same command again to go on" if arguments[:1] == ["reproduce"] else ""
+        return _fail(f"stopped{how}.", 128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         return _fail(f'{error}. This command needs more packages: pip install "relpos[translate]"', 1)
     except ImportError as error:
@@ -100,6 +104,8 @@ def run(arguments: list[str]) -> int:
         return 0
     except OSError as error:
         reason = error.strerror or first_line(error)
+        if error.errno == errno.EBADF:
+            reason = f"standard output: cannot be written ({reason})"
         return _fail(f"{error.filename}: {reason}." if error.filename else f"{reason}.", 1)
 
 
@@ -150,7 +156,7 @@ def _options(
         raise UsageError("no command given; see relpos --help.")
 
 
-@app.command(context_settings=_WITH_KEYS)
+@app.command(cls=WithKeys)
 def train(
     context: typer.Context,
     recipe: Annotated[
@@ -167,12 +173,11 @@ def train(
     Any key of the recipe is an option too: --training.updates 1000 --model.dropout 0.3. Ctrl-C saves the
     state and stops.
     """
-    overrides = _overrides(context.args)
     _settle()
     from relpos.translation.recipe import load_recipe
     from relpos.translation.training import train as train_recipe
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides(context))
     model = train_recipe(loaded, out, resume=resume, report=_say)
     if as_json:
         print(json.dumps({"model": str(model), "run": str(out)}))
@@ -180,16 +185,20 @@ def train(
         _say(f"the model is in {model}; translate with: relpos translate {out} < text")
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def recipe(
+    context: typer.Context,
     name: Annotated[
         str, typer.Argument(help="A YAML file, or a recipe that comes with relpos.")
     ] = "messages",
 ) -> None:
-    """Print a recipe with every key, its value and what it means: a start for your own."""
+    """Print a recipe with every key, its value and what it means.
+
+    A start for your own. Any key is an option too: --training.updates 1000.
+    """
     from relpos.translation.recipe import explain_recipe, load_recipe
 
-    print(explain_recipe(load_recipe(name)), end="")
+    print(explain_recipe(load_recipe(name, overrides(context))), end="")
 
 
 @app.command()
@@ -208,14 +217,25 @@ def translate(
     ] = 1,
     prefix: Annotated[str, typer.Option(help="Words that every translation begins with.")] = "",
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations from the model.")] = False,
-    temperature: Annotated[float, typer.Option(help="For --sample: over 1 is more varied.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="For --sample.")] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(help="For --sample: over 1 is more varied.  [default: 1]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="For --sample.  [default: 0]")
+    ] = None,
     batch_tokens: BatchOption = 2048,
     as_json: JsonOption = False,
 ) -> None:
     """Translate text line by line; empty lines stay empty lines."""
-    if n_best > 1 and not as_json:
-        raise UsageError("--n-best gives several translations a line; add --json.")
+    check_search(
+        beams=beams,
+        length_penalty=length_penalty,
+        sample=sample,
+        temperature=temperature,
+        seed=seed,
+        n_best=n_best,
+        shows_scores=as_json,
+    )
     _settle()
     import torch
 
@@ -228,10 +248,11 @@ def translate(
         length_penalty,
         n_best=n_best,
         sample=sample,
-        temperature=temperature,
+        temperature=1.0 if temperature is None else temperature,
         tokens_per_batch=batch_tokens,
     )
-    torch.manual_seed(seed)
+    check_penalty(length_penalty, is_beam_search=search.beams > 1 and not sample, shows_scores=as_json)
+    torch.manual_seed(seed or 0)
     _check_apart(output, [file] if file else [])
     with _written(output) as write:
         for chunk in _chunks(_lines(file), 8192):
@@ -266,9 +287,13 @@ def evaluate(
     batch_tokens: BatchOption = 2048,
     as_json: JsonOption = False,
 ) -> None:
-    """Score translations of a test set: BLEU and chrF with their signatures, whole and by length."""
+    """Score translations of a test set by BLEU and chrF.
+
+    The scores come with their signatures, for the whole and by length.
+    """
     edges = _edges(lengths)
     _check_apart(hypotheses, data or [])
+    check_search(beams=beams, length_penalty=length_penalty)
     _settle()
     from relpos.translation.evaluation import evaluate as evaluate_pairs
     from relpos.translation.generation import Translator
@@ -281,6 +306,7 @@ def evaluate(
         translator = Translator.load(model)
         pairs = _test_pairs(model, data or [], Path(scratch))
         search = _search(translator, beams, length_penalty, tokens_per_batch=batch_tokens)
+        check_penalty(length_penalty, is_beam_search=search.beams > 1, shows_scores=False)
         with _progress(len(pairs)) as advance:
             result = evaluate_pairs(translator, pairs, search, edges=edges, progress=advance)
         write(_one_line(hypothesis.text) for hypothesis in result.hypotheses)
@@ -292,25 +318,24 @@ def evaluate(
         print_scores(result)
 
 
-@app.command(context_settings=_WITH_KEYS)
+@app.command(cls=WithKeys)
 def reproduce(
     context: typer.Context,
     experiment: Annotated[str, typer.Argument(help="An experiment that comes with relpos: demo, multi30k.")],
     out: Annotated[Path, typer.Option(help="Folder for runs, results.jsonl and report.html.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Train and compare the variants of an experiment, and write a report with pictures.
+    """Train and compare the variants of an experiment; write a report.
 
-    Any key of its recipes is an option too. What is done is not done again: run it once more, with
-    the same options, to go on.
+    The report has pictures. Any key of its recipes is an option too. What is done is not done again: run
+    it once more, with the same options, to go on.
     """
-    overrides = _overrides(context.args)
     _settle()
     from relpos._pictures import write_comparison
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
-    records = run_experiment(loaded, out, overrides, _say)
+    records = run_experiment(loaded, out, overrides(context), _say)
     report = write_comparison(loaded.title, out, records)
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
@@ -349,6 +374,11 @@ def doctor(as_json: JsonOption = False) -> None:
     write_report(as_json=as_json)
 
 
+for _registered in app.registered_commands:
+    # without one typer cuts the first sentence to what a line of the list has room for
+    _registered.short_help = (_registered.callback.__doc__ or "").splitlines()[0]
+
+
 def _settle() -> None:
     """Set up this process, which is ours alone: quiet libraries, no telemetry, memory kept for reuse.
 
@@ -379,22 +409,6 @@ def keep_memory() -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _overrides(arguments: list[str]) -> list[str]:
-    """`--key.key value` and `--key.key=value` as `key.key=value`."""
-    found: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        key = argument.removeprefix("--")
-        if key == argument or not key:
-            raise UsageError(f"unexpected argument {argument!r}.")
-        if "." not in key.partition("=")[0]:
-            raise UsageError(f"no such option: --{key.partition('=')[0]}; see --help.")
-        found.append(key if "=" in key else f"{key}={next(rest, '')}")
-        if found[-1].endswith("=") and "=" not in key:
-            raise UsageError(f"option --{key} needs a value.")
-    return found
 
 
 def _search(

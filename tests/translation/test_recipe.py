@@ -1,15 +1,19 @@
 """Recipes: what is packaged loads, what is wrong is answered with what is right, overrides arrive."""
 
+import itertools
 import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError, UsageError
+from relpos.translation.faults import _inner_model
 from relpos.translation.recipe import (
     ModelSettings,
     Recipe,
@@ -19,6 +23,13 @@ from relpos.translation.recipe import (
     located,
     packaged_recipes,
     write_recipe,
+)
+from relpos.translation.yaml_text import read_yaml
+
+# nine times as many values in each line
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in itertools.pairwise("abcdefghijklmno")
 )
 
 SMALLEST = {"data": {"train": [{"tsv": "pairs.tsv"}]}}
@@ -107,69 +118,180 @@ def test_an_unknown_key_near_to_none_is_answered_with_all() -> None:
 @pytest.mark.parametrize(
     ("section", "values", "told"),
     [
-        ("training", {"updates": "many"}, "mine.yaml: training.updates: input should be a valid integer"),
+        ("training", {"updates": "many"}, "mine.yaml: training.updates must be a whole number"),
         ("training", {"updates": "many"}, "got 'many'"),
-        ("training", {"updates": 0}, "mine.yaml: training.updates: input should be greater than 0; got 0"),
-        ("training", {"updates": 1.5}, "training.updates: input should be a valid integer"),
-        ("training", {"adam_betas": [0.9]}, "training.adam_betas.1"),
-        ("training", {"best": "ter"}, "training.best: input should be 'loss', 'bleu' or 'chrf'; got 'ter'"),
-        ("model", {"dropout": 1}, "model.dropout: input should be less than 1; got 1"),
-        ("model", {"d_model": [512]}, "model.d_model: input should be a valid integer"),
+        ("training", {"updates": 0}, "mine.yaml: training.updates must be over 0; got 0"),
+        ("training", {"updates": 1.5}, "training.updates must be a whole number"),
+        ("training", {"adam_betas": [0.9]}, "training.adam_betas must be a list of 2 values; got [0.9]"),
+        ("training", {"best": "ter"}, "training.best must be 'loss', 'bleu' or 'chrf'; got 'ter'"),
+        ("model", {"dropout": 1}, "model.dropout must be under 1; got 1"),
+        ("model", {"d_model": [512]}, "model.d_model must be a whole number"),
         ("model", {"relative_max_distance": [1, 2, 3]}, "model.relative_max_distance"),
         ("model", {"relative_max_distance": -1}, "must be null, k >= 0 or [left, right]; got -1"),
         ("model", {"relative_max_distance": [2, -1]}, "mine.yaml: model.relative_max_distance: must be null"),
         ("model", {"d_model": 10, "num_heads": 3}, "num_heads must divide d_model = 10; got 3"),
-        ("tokenizer", {"vocabulary": 300}, "tokenizer.vocabulary: input should be greater than 300; got 300"),
-        ("format", 2, "mine.yaml: format: input should be 1; got 2"),
-        ("tokenizer", 5, "mine.yaml: tokenizer: input should be"),
-        ("data", {"train": []}, "mine.yaml: data.train: list should have at least 1 item"),
+        ("tokenizer", {"vocabulary": 300}, "tokenizer.vocabulary must be at least 301; got 300"),
+        ("format", 2, "mine.yaml: format must be 1; got 2"),
+        (
+            "tokenizer",
+            5,
+            "mine.yaml: tokenizer must be a mapping of keys to values; got 5; its keys are vocabulary",
+        ),
+        ("data", {"train": []}, "mine.yaml: data.train must hold at least 1 value"),
         ("data", {}, "mine.yaml: key 'data.train' is missing"),
         ("data", {"train": [{}]}, "data.train.0: a corpus has exactly one of"),
-        ("training", {"adam_betas": [1.5, 0.98]}, "adam_betas.0: input should be less than 1; got 1.5"),
-        ("training", {"adam_betas": [0.9, -0.1]}, "adam_betas.1: input should be greater than or equal to 0"),
+        ("training", {"adam_betas": [1.5, 0.98]}, "adam_betas.0 must be under 1; got 1.5"),
+        ("training", {"adam_betas": [0.9, -0.1]}, "adam_betas.1 must be at least 0"),
         (
             "training",
             {"learning_rate_scale": math.inf},
-            "learning_rate_scale: input should be a finite number",
+            "learning_rate_scale must be a finite number",
         ),
-        ("translation", {"length_penalty": math.nan}, "length_penalty: input should be a finite number"),
-        ("training", {"updates": "100"}, "training.updates: input should be a valid integer; got '100'"),
-        ("training", {"updates": True}, "training.updates: input should be a valid integer; got True"),
-        ("training", {"minutes": "1"}, "training.minutes: input should be a valid number; got '1'"),
-        ("model", {"norm_first": "off"}, "model.norm_first: input should be a valid boolean; got 'off'"),
-        ("model", {"relative_max_distance": True}, "input should be a valid integer; got True"),
-        ("model", {"relative_max_distance": [1, True]}, "input should be a valid integer; got True"),
+        ("translation", {"length_penalty": math.nan}, "length_penalty must be a finite number"),
+        ("training", {"updates": "100"}, "training.updates must be a whole number; got '100'"),
+        ("training", {"updates": True}, "training.updates must be a whole number; got true"),
+        ("training", {"minutes": "1"}, "training.minutes must be a number; got '1'"),
+        ("model", {"norm_first": "off"}, "model.norm_first must be true or false; got 'off'"),
+        ("model", {"relative_max_distance": True}, "must be null, k >= 0 or [left, right]; got true"),
+        ("model", {"relative_max_distance": [1, True]}, "k >= 0 or [left, right]; got [1, true]"),
         (
             "data",
             {"source_language": False},
-            "data.source_language: input should be a valid string; got False",
+            "data.source_language must be text; got false",
         ),
-        ("data", {"train": [{"tsv": 1}]}, "data.train.0.tsv: input is not a valid path"),
+        ("data", {"train": [{"tsv": 1}]}, "data.train.0.tsv must be a path"),
         (
             "data",
             {"train": [{"tsv": "a", "limit": "3"}]},
-            "data.train.0.limit: input should be a valid integer",
+            "data.train.0.limit must be a whole number",
         ),
         (
             "data",
             {"train": [{"tsv": "a", "columns": ["0", 1]}]},
-            "columns.0: input should be a valid integer",
+            "columns.0 must be a whole number",
         ),
-        ("data", {"train": [{"numbers": {"lines": True}}]}, "numbers.lines: input should be a valid integer"),
+        ("data", {"train": [{"numbers": {"lines": True}}]}, "numbers.lines must be a whole number"),
         (
             "data",
             SMALLEST["data"] | {"cleaning": {"max_ratio": math.inf}},
-            "data.cleaning.max_ratio: input should be a finite number; got inf",
+            "data.cleaning.max_ratio must be a finite number; got inf",
         ),
         (
             "data",
             SMALLEST["data"] | {"cleaning": {"drop_equal": "no"}},
-            "data.cleaning.drop_equal: input should be a valid boolean; got 'no'",
+            "data.cleaning.drop_equal must be true or false; got 'no'",
         ),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_rule(section, values, told) -> None:
     assert told in refusal(SMALLEST | {section: values})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("training: {minutes: none}", "training.minutes must be a number; got 'none'; write null"),
+        ("training: {patience: None}", "training.patience must be a whole number; got 'None'; write null"),
+        ("model: {relative_max_distance: none}", "must be null, k >= 0 or [left, right]; got 'none'"),
+        ("model: {absolute_positions: null}", "or 'learned'; got null; leave out the key for its default"),
+        ("model: {absolute_positions: sinusoid}", "got 'sinusoid'; the nearest is 'sinusoidal'"),
+        ("model: {norm_first: 1}", "model.norm_first must be true or false; got 1"),
+        ("training: {updates: 1,000}", "unknown key 'training.0'"),
+        ("training: {updates: '1,000'}", "got '1,000'; write 1000, without quotes or commas"),
+        ("training: {updates: 1e5}", "training.updates must be a whole number; got 100000.0; write 100000"),
+        ("training: {updates: .inf}", "training.updates must be a whole number; got inf"),
+        ("training: {adam_betas: 0.9}", "training.adam_betas must be a list of 2 values; got 0.9"),
+        ("training: {adam_betas: [0.9, 0.9, 0.9]}", "must be a list of 2 values; got [0.9, 0.9, 0.9]"),
+        ("training: [updates, 3]", "training must be a mapping of keys to values; got ['updates', 3]"),
+        ("training: null", "training must be a mapping of keys to values; got null; leave out the key"),
+        ("training: {3: 4}", "unknown key 'training.3'"),
+        ("translation: {length_penalty: 1e308}", "translation.length_penalty must be at most 5; got 1e+308"),
+        ("translation: {length_penalty: -6}", "translation.length_penalty must be at least -5; got -6"),
+        ("tokenizer: {vocabulary: " + "9" * 5000 + "}", "not valid YAML (a number of too many digits)"),
+    ],
+)
+def test_what_people_write_in_yaml_is_answered_with_what_to_write(written, text, told) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(written(f"data:\n  train: [{{tsv: a.tsv}}]\n{text}"))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("train: {tsv: a.tsv}", "data.train must be a list; got {tsv: 'a.tsv'}; write [{tsv: 'a.tsv'}]"),
+        ("train: a.tsv", "data.train must be a list; got 'a.tsv'; write ['a.tsv']"),
+        (
+            "train: [a.tsv]",
+            "data.train.0 must be a mapping of keys to values; got 'a.tsv'; its keys are tsv, ",
+        ),
+        ("train: null", "mine.yaml: data.train must be a list; got null"),
+        ("train: [{files: a.en}]", "data.train.0.files must be a list of 2 values; got 'a.en'"),
+        ("train: [{files: [a.en]}]", "data.train.0.files must be a list of 2 values; got ['a.en']"),
+        ("train: [{catalogs: gramps}]", "catalogs must be a list; got 'gramps'; write ['gramps']"),
+        ("train: [{tsv: [a.tsv]}]", "tsv must be a path; got ['a.tsv']; write a.tsv without brackets"),
+        ("train: [{tsv: a, limit: none}]", "limit must be a whole number; got 'none'; write null"),
+        ("train: [{dataset: 2024}]", "dataset must be text; got 2024; put it in quotes: '2024'"),
+        (
+            "target_language: no, train: []",
+            "got false; YAML reads no, off and false as false: put the word in",
+        ),
+        ("target_language: on, train: []", "got true; YAML reads yes, on and true as true: put the word in"),
+        ("target_language: null, train: []", "target_language must be text; got null; leave out the key"),
+        ("train: [{tsv: a}], cleaning: {drop_matching: none}", "drop_matching: must be null or a regular"),
+        ("train: [{tsv: a}], cleaning: {max_ratio: '1,5'}", "must be a number; got '1,5'"),
+    ],
+)
+def test_what_people_write_for_data_is_answered_with_what_to_write(written, text, told) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(written(f"data: {{{text}}}"))
+    assert told in str(caught.value)
+
+
+def _keys(model: type[BaseModel], where: tuple = ()) -> list[tuple]:
+    """Every key of a recipe, a source's among them."""
+    found = []
+    for name, field in model.model_fields.items():
+        inner = _inner_model(field.annotation)
+        is_list = name in ("train", "validation", "test")
+        found += [(*where, name)]
+        found += _keys(inner, (*where, name, 0) if is_list else (*where, name)) if inner else []
+    return found
+
+
+@pytest.mark.parametrize("key", _keys(Recipe), ids=str)
+def test_no_wrong_value_of_any_key_is_answered_in_the_words_of_a_library(key) -> None:
+    wrong = [None, True, -1, 0, 0.5, math.nan, 1e308, 2**62, "none", "x" * 9999, "\n", [], [[]], ["x"], {}]
+    wrong += [{"x": 1}, {1: 2}, [1, 2, 3], "no", {None: None}]
+    for value in wrong:
+        values: dict = {"data": {"train": [{"tsv": "a.tsv"}]}}
+        place: Any = values
+        for part, after in itertools.pairwise(key):
+            if isinstance(place, list):
+                place.extend([{}] if not place else [])
+                place = place[0]
+            else:
+                place = place.setdefault(part, [] if after == 0 else {})
+        if isinstance(place, list):
+            place = place[0]
+        place[key[-1]] = value
+        try:
+            check_recipe(values, "mine.yaml")
+        except UsageError as error:
+            told = str(error)
+            assert told.startswith("mine.yaml: "), told
+            assert len(told) < 1500, told
+            assert "\n" not in told
+            for words in (
+                "nput should",
+                "valid ",
+                "Value error",
+                "pydantic",
+                "None",
+                "another value",
+                "function-",
+            ):
+                assert words not in told, (value, told)
 
 
 def test_training_pairs_longer_than_a_learned_table_are_refused() -> None:
@@ -236,6 +358,34 @@ def test_at_most_three_faults_are_told_at_once() -> None:
         ("", r"mine\.yaml: a recipe is a mapping of keys to values; got nothing\.$"),
         ("- data", r"mine\.yaml: a recipe is a mapping of keys to values; got list\.$"),
         ("data", r"mine\.yaml: a recipe is a mapping of keys to values; got str\.$"),
+        (
+            "a: 1\nb: 2\na: 3",
+            r"mine\.yaml, line 3: not valid YAML \(key 'a' stands there twice, first in line 1\)\.$",
+        ),
+        ("data: {train: [], train: []}", r"line 1: not valid YAML \(key 'train' stands there twice"),
+        ("[" * 20_000, r"mine\.yaml, line 1: not valid YAML \(nested more than 50 levels deep\)\.$"),
+        ("{a: " * 20_000, r"nested more than 50 levels deep"),
+        ("- " * 20_000, r"nested more than 50 levels deep"),
+        ("? " * 20_000, r"nested more than 50 levels deep"),
+        (BOMB, r"more than 100,000 values, aliases written out"),
+        ("a: &a [*a]", r"line 1: not valid YAML \(an alias inside of what it stands for\)"),
+        ("a: &a {b: *a}", r"an alias inside of what it stands for"),
+        ("a: 0x" + "f" * 5000, r"line 1: not valid YAML \(a number of too many digits\)"),
+        ("a: " + "1:" * 3000 + "1", r"a number of too many digits"),
+        ("a: !!int x", r"line 1: not valid YAML \(a value that its tag does not fit\)"),
+        ("a: !!bool x", r"a value that its tag does not fit"),
+        ("a: !!timestamp 2024-13-45", r"line 1: not valid YAML \(could not determine a constructor"),
+        (
+            "--- a\n--- b",
+            r"line 2: not valid YAML \(expected a single document in the stream, but found another",
+        ),
+        ("data: 2024-13-45", r"mine\.yaml: data must be a mapping of keys to values; got '2024-13-45'; "),
+        (
+            "#" * 300_000,
+            r"mine\.yaml: no recipe, for it has 300,000 bytes and 262,144 are the most; name a YAML",
+        ),
+        (b"PK\x03\x04" + bytes(99), r"mine\.yaml is a zip archive; "),
+        (b"\x1f\x8b" + bytes(99), r"mine\.yaml: not UTF-8 at byte 1"),
         (b"data: \xff", r"mine\.yaml: not UTF-8 at byte 6\. Save the recipe as UTF-8\.$"),
     ],
 )
@@ -299,7 +449,7 @@ def test_an_override_opens_a_section_left_empty(written) -> None:
         ("data.source_language.x=1", "option --data.source_language.x: source_language holds one value"),
         ("training.updtes=1", "unknown key 'training.updtes'; the nearest is 'updates'"),
         ("trainig.updates=1", "unknown key 'trainig'; the nearest is 'training'"),
-        ("training.updates=x", "training.updates: input should be a valid integer"),
+        ("training.updates=x", "training.updates must be a whole number"),
     ],
 )
 def test_a_wrong_override_is_refused(written, override, told) -> None:
@@ -307,6 +457,26 @@ def test_a_wrong_override_is_refused(written, override, told) -> None:
     with pytest.raises(UsageError) as caught:
         load_recipe(path, [override])
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[[[[", "[" * 20_000, "{a: ", "2024-13-45", "*a", "!!int x"])
+def test_an_override_that_is_no_yaml_is_text(written, value) -> None:
+    path = written(yaml.safe_dump(SMALLEST))
+    assert load_recipe(path, [f"data.source_language={value}"]).data.source_language == value
+    with pytest.raises(UsageError, match=r"training.updates must be a whole number; got '"):
+        load_recipe(path, [f"training.updates={value}"])
+
+
+def test_an_override_that_is_not_utf8_is_refused(written) -> None:
+    with pytest.raises(UsageError, match=r"option --data.source_language: its value is not UTF-8"):
+        load_recipe(written(yaml.safe_dump(SMALLEST)), ["data.source_language=\udcff"])
+
+
+def test_anchors_and_merged_keys_are_read(written) -> None:
+    text = "data: {train: &all [{tsv: a.tsv}], validation: *all}\nmodel: &m {d_ff: 8}\n"
+    found = load_recipe(written(text))
+    assert found.data.validation == found.data.train
+    assert read_yaml("a: &a {x: 1}\nb: {<<: *a, x: 2}")["b"] == {"x": 2}
 
 
 @pytest.mark.parametrize("name", packaged_recipes())

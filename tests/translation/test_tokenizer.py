@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError
+from relpos.translation.limits import SMALLEST_VOCABULARY
+from relpos.translation.recipe import check_recipe
 from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
 
 VOCABULARY = 320
@@ -144,15 +146,24 @@ def test_the_order_of_the_texts_does_not_matter(tokenizer) -> None:
     assert again.get_vocab() == tokenizer.get_vocab()
 
 
+def test_a_number_that_a_recipe_would_not_take_is_not_named() -> None:
+    with pytest.raises(InputError) as caught:
+        train_tokenizer(["a house", "ein Haus"], 301)
+    told = str(caught.value)
+    assert "the recipe asks for 301 (301 are the least that a recipe takes); give more text." in told
+    assert "or less" not in told
+    assert check_recipe({"data": {"train": [{"tsv": "a"}]}, "tokenizer": {"vocabulary": 301}}, "it")
+
+
 def test_a_corpus_too_small_is_refused_and_the_number_it_names_works() -> None:
     with pytest.raises(
         InputError,
         match=r"^the corpus is too small for its vocabulary: it yields (\d+) subwords, the "
-        r"recipe asks for 5000\. Set tokenizer\.vocabulary to \1 or less, or give more text\.$",
+        r"recipe asks for 5000; set tokenizer\.vocabulary to \1 or less, or give more text\.$",
     ) as caught:
-        train_tokenizer(["a rose is a rose"], 5000)
+        train_tokenizer(corpus(), 5000)
     named = int(str(caught.value).split("yields ")[1].split()[0])
-    assert len(train_tokenizer(["a rose is a rose"], named)) == named
+    assert len(train_tokenizer(corpus(), named)) == named >= SMALLEST_VOCABULARY
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"model": 1}'])

@@ -23,9 +23,10 @@ from relpos.translation.files import write_text_whole
 from relpos.translation.generation import Translator
 from relpos.translation.ownership import check_free, format_of, working_in
 from relpos.translation.preparation import check_corpora, read_parts
-from relpos.translation.recipe import Recipe, load_recipe, read_yaml
+from relpos.translation.recipe import Recipe, load_recipe
 from relpos.translation.runs import check_new, has_begun
 from relpos.translation.training import train
+from relpos.translation.yaml_text import read_yaml
 
 _KIND = "experiment"
 _RESULTS = "results.jsonl"
@@ -96,12 +97,11 @@ def run_experiment(
     steps = plan(experiment, overrides or [])
     for task, variant, recipe in steps:
         _check_settings(task, variant, recipe, out, done)
-        if (task.name, variant) not in done and not has_begun(out / task.name / variant):
-            check_new(out / task.name / variant)
-    for recipe in {
-        task.name: recipe for task, variant, recipe in steps if (task.name, variant) not in done
-    }.values():
-        check_corpora(recipe.data)
+    begun = {(task.name, variant) for task, variant, _ in steps if has_begun(out / task.name / variant)}
+    new = [step for step in steps if (step[0].name, step[1]) not in done.keys() | begun]
+    for task, variant, _ in new:
+        check_new(out / task.name / variant)
+    _check_text(new)
     # of several processes the first holds the lock
     with working_in(out, _KIND) if PartialState().is_main_process else nullcontext():
         for task, variant, recipe in steps:
@@ -159,12 +159,27 @@ def read_results(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or not {"task", "variant"} <= record.keys():
             raise InputError(f"{file} line {number} is damaged; delete that line to have it done again.")
         records.append(record)
     return records
+
+
+def _check_text(steps: list[tuple[Task, str, Recipe]]) -> None:
+    """Look for the text of every task before anything is written. Raises: InputError."""
+    for task, data in {task.name: (task.name, recipe.data) for task, _, recipe in steps}.values():
+        named = [path for sources in data.sources.values() for source in sources for path in source.paths]
+        missing = [path for path in named if not (data.folder / path).is_file()]
+        if missing:
+            others = len(set(missing)) - 1
+            more = f" and {others} more file{'s' if others > 1 else ''}" if others else ""
+            raise InputError(
+                f"{task} needs {missing[0]}{more}, looked for in {data.folder.absolute()}; "
+                "name the folder that holds them: --data.folder FOLDER."
+            )
+        check_corpora(data)
 
 
 def _was_begun_before_marks(out: Path) -> bool:

@@ -13,6 +13,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from relpos.translation.batching import TokenBatches
 from relpos.translation.errors import InputError, UsageError
+from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
 
@@ -31,10 +32,10 @@ class Search:
 
     Args:
         beams: hypotheses kept at each step; 1 is greedy.
-        length_penalty: exponent on the length that divides a score.
+        length_penalty: exponent on the length that divides a score, -5 to 5.
         n_best: hypotheses returned for each text, at most `beams` unless sampling.
         sample: draw from the model instead of searching; uses torch's random generator.
-        temperature: flattens (over 1) or sharpens (under 1) the distribution sampled from.
+        temperature: flattens (over 1) or sharpens (under 1) the distribution sampled from, 0.001 to 1000.
         tokens_per_batch: source tokens translated at once, padding included.
     """
 
@@ -51,10 +52,10 @@ class Search:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if not self.sample and self.n_best > self.beams:
             raise ValueError(f"n_best must be at most beams = {self.beams}; got {self.n_best}.")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be over 0; got {self.temperature}.")
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"length_penalty must be a number; got {self.length_penalty}.")
+        for name, (least, most) in (("temperature", TEMPERATURES), ("length_penalty", LENGTH_PENALTIES)):
+            # also false of NaN
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be from {least:g} to {most:g}; got {getattr(self, name)}.")
 
 
 class Translator:

@@ -126,9 +126,14 @@ def _read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dat
         parts.setdefault(name, cleaned.select([]))
     for name in ("train", "validation"):
         if not len(parts[name]):
+            advice = "give more text"
+            if name == "validation":
+                advice += ", or corpora under data.validation"
+            if not cleaning.kept and cleaning.dropped:
+                advice = "change data.cleaning, or give other text"
+            # how many pairs, and why others were dropped
             raise InputError(
-                f"the {name} part of the corpus is empty: {cleaning.kept} pairs were kept. Give more text"
-                + (", or corpora under data.validation." if name == "validation" else ".")
+                f"the {name} part of the corpus is empty: {'; '.join(cleaning.lines())}; {advice}."
             )
     summary = {
         "kept": cleaning.kept,

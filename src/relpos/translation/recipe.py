@@ -4,11 +4,7 @@ A key that does not exist is answered with the nearest one that does. Any key ca
 override, `training.updates=100`.
 """
 
-import difflib
 import os
-import re
-import types
-import typing
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -19,8 +15,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from relpos.translation.corpora import CleaningRules, Source
+from relpos.translation.corpora.foreign import foreign_kind
 from relpos.translation.errors import RelposWarning, UsageError
+from relpos.translation.faults import sentences, shown
 from relpos.translation.files import write_text_whole
+from relpos.translation.limits import LENGTH_PENALTIES, SMALLEST_VOCABULARY
+from relpos.translation.yaml_text import MOST_BYTES, Dumper, YamlTextError, read_yaml
 
 _DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -64,7 +64,10 @@ class TokenizerSettings(_Section):
     """Subwords shared by both languages."""
 
     vocabulary: int = Field(
-        default=8000, gt=300, le=2**20, description="Subwords, 256 bytes and 4 marks among them."
+        default=8000,
+        ge=SMALLEST_VOCABULARY,
+        le=2**20,
+        description="Subwords, 256 bytes and 4 marks among them.",
     )
 
 
@@ -100,14 +103,14 @@ class ModelSettings(_Section):
         default=False, description="One table per head, or one for all heads of a layer."
     )
 
-    @field_validator("relative_max_distance")
+    @field_validator("relative_max_distance", mode="before")
     @classmethod
-    def _is_not_negative(cls, given: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
-        sides = () if given is None else (given,) if isinstance(given, int) else given
-        if any(side < 0 for side in sides):
-            raise ValueError("must be null, k >= 0 or [left, right]")
-        if any(side > 2**20 for side in sides):
-            raise ValueError(f"must be at most {2**20:,}")
+    def _is_distance(cls, given: Any) -> Any:
+        """Told here as one fault, and not as one for each kind that it might be."""
+        sides = () if given is None else given if isinstance(given, list | tuple) else (given,)
+        is_pair = len(sides) == 2 or not isinstance(given, list | tuple)
+        if not is_pair or not all(type(side) is int and 0 <= side <= 2**20 for side in sides):
+            raise ValueError(f"must be null, k or [left, right], from 0 to {2**20:,}; got {shown(given)}")
         return given
 
     @model_validator(mode="after")
@@ -174,7 +177,10 @@ class TranslationSettings(_Section):
 
     beams: int = Field(default=4, gt=0, le=300, description="Hypotheses kept at each step; 1 is greedy.")
     length_penalty: float = Field(
-        default=0.6, ge=-1000, le=1000, description="Exponent on the length that divides a score."
+        default=0.6,
+        ge=LENGTH_PENALTIES[0],
+        le=LENGTH_PENALTIES[1],
+        description="Exponent on the length that divides a score.",
     )
 
 
@@ -223,11 +229,9 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         raise UsageError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")
     try:
         values = read_yaml(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        problem = str(getattr(error, "problem", error)).splitlines()[0]
-        raise UsageError(f"{name}{line}: not valid YAML ({problem}).") from None
+    except YamlTextError as error:
+        line = f", line {error.line}" if error.line else ""
+        raise UsageError(f"{name}{line}: not valid YAML ({error.problem}).") from None
     if not isinstance(values, dict):
         came = "nothing" if values is None else type(values).__name__
         raise UsageError(f"{name}: a recipe is a mapping of keys to values; got {came}.")
@@ -280,7 +284,7 @@ def check_recipe(values: dict[str, Any], name: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except pydantic.ValidationError as error:
-        raise UsageError("; ".join(_sentence(item, name) for item in error.errors()[:3])) from None
+        raise UsageError(sentences(error, Recipe, name)) from None
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
@@ -289,7 +293,7 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     The folder of its data is written as an absolute path, so that the file may be read anywhere.
     """
     text = yaml.dump(
-        located(recipe).model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+        located(recipe).model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True
     )
     write_text_whole(path, text)
 
@@ -320,35 +324,23 @@ def _explain_keys(section: BaseModel, indent: str) -> list[str]:
             lines += [f"{indent}{key}:  # {field.description}", *_explain_keys(value, indent + "  ")]
             continue
         plain = section.model_dump(mode="json", include={key}, exclude_none=isinstance(value, list))[key]
-        text = yaml.dump(plain, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
+        text = yaml.dump(plain, Dumper=Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
         lines.append(f"{indent}{key}: {text.splitlines()[0]}  # {field.description}")
     return lines
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, to which 1e-9 is a number as in YAML 1.2, and not only 1.0e-9."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes for `_Loader`: a name such as 1e5 gets quotes."""
-
-
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-        list("-+.0123456789"),
-    )
-
-
-def read_yaml(text: str) -> Any:
-    """The values in `text`. Raises: yaml.YAMLError."""
-    return yaml.load(text, _Loader)  # a safe loader: makes nothing but plain values
-
-
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise UsageError(
+                f"{path}: no recipe, for it has {size:,} bytes and {MOST_BYTES:,} are the most; "
+                "name a YAML file."
+            )
+        content = path.read_bytes()
+        if kind := foreign_kind(content):
+            raise UsageError(f"{path} {kind}, as a recipe in YAML.")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}. Save the recipe as UTF-8.") from None
     except OSError as error:
@@ -356,6 +348,8 @@ def _read(path: Path) -> str:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
+    if any("\ud800" <= sign <= "\udfff" for sign in override):
+        raise UsageError(f"option --{override.partition('=')[0]}: its value is not UTF-8.")
     key, equals, text = override.partition("=")
     if not equals:
         raise UsageError(f"option --{key} needs a value: --{key} VALUE.")
@@ -368,37 +362,5 @@ def _apply(values: dict[str, Any], override: str) -> None:
             raise UsageError(f"option --{key}: {section} holds one value, not further keys.")
     try:
         values[last] = read_yaml(text)
-    except yaml.YAMLError:
+    except YamlTextError:
         values[last] = text
-
-
-def _sentence(item: Any, name: str) -> str:
-    where = [part for part in item["loc"]]
-    key = ".".join(str(part) for part in where)
-    if item["type"] == "extra_forbidden":
-        known = _known_keys(where[:-1])
-        near = difflib.get_close_matches(str(where[-1]), known, n=1, cutoff=0.5)
-        hint = f"the nearest is {near[0]!r}" if near else f"known here: {', '.join(known)}"
-        return f"{name}: unknown key {key!r}; {hint}"
-    if item["type"] == "missing":
-        return f"{name}: key {key!r} is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(item["input"], dict | list) else f"; got {item['input']!r}"
-    return ": ".join(filter(None, (name, key, message[0].lower() + message[1:]))) + value
-
-
-def _known_keys(where: list[Any]) -> list[str]:
-    """Keys of the model that lies at `where` in a recipe."""
-    model: Any = Recipe
-    for part in where:
-        if isinstance(part, str) and part in model.model_fields:
-            model = _inner_model(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
-
-
-def _inner_model(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (list, typing.Union, types.UnionType):
-        return next(filter(None, map(_inner_model, typing.get_args(annotation))), None)
-    return None

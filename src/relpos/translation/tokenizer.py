@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError, first_line
+from relpos.translation.limits import SMALLEST_VOCABULARY
 from relpos.translation.tokenizer_files import read_tokenizer
 
 _PAD, _BOS, _EOS, _UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -49,9 +50,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     tokenizer.train_from_iterator(texts, trainer)
     found = tokenizer.get_vocab_size()
     if found < vocabulary:
+        suffices = found >= SMALLEST_VOCABULARY
+        smaller = f"set tokenizer.vocabulary to {found} or less, or " if suffices else ""
+        least = "" if suffices else f" ({SMALLEST_VOCABULARY} are the least that a recipe takes)"
         raise InputError(
             f"the corpus is too small for its vocabulary: it yields {found} subwords, the recipe asks for "
-            f"{vocabulary}. Set tokenizer.vocabulary to {found} or less, or give more text."
+            f"{vocabulary}{least}; {smaller}give more text."
         )
     tokenizer = _with_plain_bytes(tokenizer)
     end = tokenizer.token_to_id(_EOS)

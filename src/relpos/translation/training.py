@@ -79,7 +79,8 @@ def train(
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise InputError(
-                f"{run}: whoever read the progress has left, and training stopped. Go on with --resume."
+                f"{run}: whoever read the progress has left, and training stopped. Go on: train with "
+                "--resume, reproduce by the same command."
             ) from error
         if isinstance(error, FileNotFoundError | ConnectionError):
             raise
@@ -268,7 +269,7 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
 def _saving_failed(run: Path, error: OSError) -> str:
     last = sealed_checkpoints(run / "checkpoints")
     survivor = f"the last good checkpoint is {last[-1]}" if last else "there is no checkpoint yet"
-    again = "go on with --resume" if last else "begin again"
+    again = "go on: train with --resume, reproduce by the same command" if last else "begin again"
     reason = os.strerror(error.errno) if error.errno else first_line(error)
     advice = "Make room" if error.errno in _NO_ROOM else "Mend that"
     return f"{error.filename or run}: saving failed ({reason}); {survivor}. {advice} and {again}."

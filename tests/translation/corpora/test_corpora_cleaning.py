@@ -1,10 +1,15 @@
 """Cleaning: which pairs go, for which reason, and that the rest stays as it is."""
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
 from relpos.translation.corpora import CleaningReport, CleaningRules, Source, clean, read_corpus
+from relpos.translation.corpora.pattern import matches
 from relpos.translation.corpora.skeleton import placeholders, skeleton
+from relpos.translation.errors import InputError
+from relpos.translation.limits import REGEX_SECONDS
 
 
 def _pairs(table):
@@ -95,6 +100,87 @@ def test_placeholders_can_be_limited_and_patterns_forbidden(table):
     assert report.dropped == {"matches drop_matching": 1, "too many placeholders": 1}
     with pytest.raises(ValidationError, match=r"'\(' is no regular expression"):
         CleaningRules(drop_matching="(")
+
+
+@pytest.mark.parametrize("pattern", [r"(a|aa)+$", r"^(a|b|ab)*c$", r"(x+x+)+y|(a|aa)+$"])
+def test_a_pattern_that_would_search_for_years_is_named_with_its_text(table, pattern, monkeypatch):
+    monkeypatch.setattr("relpos.translation.corpora.pattern.REGEX_SECONDS", 0.05)
+    text = "ab" * 40 + "c" + "a" * 60 + "b"
+    with pytest.raises(InputError) as caught:
+        clean(table([("short a", "kurz b"), (text, "b")]), CleaningRules(drop_matching=pattern))
+    told = str(caught.value)
+    assert told.startswith(
+        f"data.cleaning.drop_matching: {pattern!r} takes more than 0.05 seconds on the text 'abab"
+    )
+    assert "\n" not in told
+
+
+def test_every_text_has_seconds_for_its_pattern_and_no_more():
+    assert REGEX_SECONDS == 2.0
+
+
+# what `regex` would read otherwise: braces of its own, and what is told about sets
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"a{e}",
+        r"{s}",
+        r"%{i}",
+        r"\{d}",
+        r"[{e}]",
+        r"a{2}",
+        r"a{,2}b",
+        r"a{1,}",
+        r"x{}",
+        r"x{,}",
+        r"\N{DASH}?a{s}",
+        r"\\{e}",
+        r"(?x) a # {e}",
+        r"a{e<=1}",
+        r"\bfoo\b",
+        r"[^\w\s]",
+        r"(?i)STRASSE",
+        r"^$",
+        r"(?<=a)b",
+        r"\d+",
+    ],
+)
+def test_a_pattern_means_what_it_means_to_python(pattern):
+    texts = [
+        "a{e}",
+        "{s}",
+        "%{i}",
+        "{d}",
+        "e}",
+        "aa",
+        "ab",
+        "a{s}",
+        "x{}",
+        "b",
+        "\\{e}",
+        "a",
+        "ba{e<=1}",
+        "foo",
+    ]
+    texts += ["", "x", "b!", "stra\u00dfe", "strasse", "a b", "foobar", "7", "\u0663", "-a{s}", "ae", "\\e"]
+    if "DASH" in pattern:
+        pattern = pattern.replace("DASH", "EN DASH")
+    for text in texts:
+        assert matches(pattern, text, "key") is (re.search(pattern, text) is not None), text
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "[a", "a**", "(?P<n>a)(?P<n>b)", r"\p{L}", "a{2,1}", "(?z)", "(" * 5000]
+)
+def test_what_is_no_pattern_is_told(pattern):
+    with pytest.raises(ValidationError, match="is no regular expression"):
+        CleaningRules(drop_matching=pattern)
+
+
+@pytest.mark.parametrize("pattern", ["[[:alpha:]]", "[a--b]", "[a&&b]", "[a||b]"])
+def test_what_python_will_read_otherwise_one_day_is_told(pattern):
+    with pytest.raises(ValidationError, match="is ambiguous: Possible"):
+        CleaningRules(drop_matching=pattern)
 
 
 def test_ends_of_sentences_can_be_made_to_match(table):

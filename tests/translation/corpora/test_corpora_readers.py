@@ -1,11 +1,16 @@
 """Pairs from plain files: what is tolerated, and what a person is told about the rest."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
+import re
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -159,7 +164,62 @@ def test_utf16_is_told_by_name(tmp_path, failure):
     path = _write(tmp_path / "a.tsv", "one\teins\n".encode("utf-16"))
     message = failure(tsv=path)
     assert f"{path} is not UTF-8 and looks like UTF-16: line 1 has byte 0xff at byte offset 0;" in message
-    assert "iconv" in message
+    assert "`iconv -f UTF-16 -t UTF-8`" in message
+
+
+def _zipped(*names: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in names:
+            file.writestr(name, "a\tb\n")
+    return packed.getvalue()
+
+
+def _tarred() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        file.addfile(tarfile.TarInfo("pairs.tsv"))
+    return packed.getvalue()
+
+
+FOREIGN = {
+    "a zip archive; unpack it with `unzip`": _zipped("pairs.tsv"),
+    "an Excel workbook; save it as tab-separated text": _zipped("[Content_Types].xml", "xl/workbook.xml"),
+    "a Word document; save it as plain text": _zipped("[Content_Types].xml", "word/document.xml"),
+    "an xz archive; unpack it with `xz -d`": lzma.compress(b"a\tb\n"),
+    "a bzip2 archive; unpack it with `bzip2 -d`": bz2.compress(b"a\tb\n"),
+    "a zstd archive; unpack it with `zstd -d`": b"(\xb5/\xfd\x04\x00\x01",
+    "a tar archive; unpack it with `tar xf`": _tarred(),
+    "a parquet file; name its folder by `dataset:`": b"PAR1\x15\x04\x15",
+    "a PDF document; save its text as plain text": b"%PDF-1.7\n%\xb5\xb5",
+    "an old Office document; save it": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99),
+    "an SQLite database; write its table": b"SQLite format 3\x00" + bytes(99),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_of_another_kind_is_named_and_nobody_is_sent_to_iconv(tmp_path, failure, kind):
+    path = _write(tmp_path / "a.tsv", FOREIGN[kind])
+    message = failure(tsv=path)
+    assert message.startswith(f"{path} is {kind}")
+    assert "iconv" not in message
+    assert f"{path} is {kind}" in failure(jsonl=path)
+    packed = _write(tmp_path / "a.gz", gzip.compress(FOREIGN[kind]))
+    assert failure(tsv=packed).startswith(f"{packed} (unpacked) is {kind}")
+    with pytest.raises(InputError, match=re.escape(f"standard input is {kind}")):
+        list(read_lines(io.BufferedReader(io.BytesIO(FOREIGN[kind]))))
+
+
+@pytest.mark.parametrize(
+    "text", ["PK is a town", "BZh9", "%PDF", "Rar!", "7z x", "PAR1 is read", "(\u00b5/\u00fd", "{\\rt"]
+)
+def test_text_that_begins_like_another_kind_is_text(tmp_path, read, text):
+    assert read(tsv=_write(tmp_path / "a.tsv", f"{text}\tx\n")) == [(text, "x")]
+
+
+def test_bytes_that_are_no_text_are_told_without_iconv(tmp_path, failure):
+    message = failure(tsv=_write(tmp_path / "a.tsv", b"one\teins\n\x00\x01\xff\n"))
+    assert message.endswith("byte 0xff at byte offset 11; it is UTF-16 without its mark, or no text.")
 
 
 def test_a_line_without_tab_is_told(tmp_path, failure):
@@ -177,6 +237,26 @@ def test_a_line_with_too_few_columns_is_told(tmp_path, failure):
 def test_bad_json_is_told_with_line_and_column(tmp_path, failure):
     path = _write(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}\n{"source": }\n')
     assert f"{path} line 2 is not JSON: Expecting value at column 12" in failure(jsonl=path)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[" * 100_000, "is nested too deep; each line must be one flat object."),
+        ('{"a":' * 100_000, "is nested too deep"),
+        ("[" * 100_000 + "]" * 100_000, "is nested too deep"),
+        ('{"source": ' + "9" * 5_000 + "}", "has a number of too many digits; shorten it, or make it text."),
+        (
+            '{"a": ' * 600 + "1" + "}" * 600,
+            "has no field 'source'; it has a, a.a, a.a.a, a.a.a.a, a.a.a.a.a.",
+        ),
+    ],
+)
+def test_json_that_costs_too_much_is_told_with_its_line(tmp_path, failure, line, told):
+    path = _write(tmp_path / "a.jsonl", '{"source": "a", "target": "b"}\n' + line + "\n")
+    message = failure(jsonl=path)
+    assert message.startswith(f"{path} line 2 {told}")
+    assert len(message) < 300
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import datasets
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
+from relpos.translation.corpora.pattern import compile_pattern, matches
 from relpos.translation.corpora.skeleton import (
     count_characters,
     count_words,
@@ -21,7 +21,7 @@ from relpos.translation.corpora.skeleton import (
 )
 
 # raised whenever the rules judge a pair otherwise, so that older tables in a cache are not reused
-_VERSION = 1
+_VERSION = 2
 
 _KEEP = "keep"
 _DUPLICATE = "duplicate"
@@ -90,10 +90,10 @@ class CleaningRules(BaseModel):
     @field_validator("drop_matching")
     @classmethod
     def _is_regular_expression(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        if pattern is not None and pattern.casefold() in ("none", "null"):
+            raise ValueError(f"must be null or a regular expression; write (?:{pattern}) for the word")
+        if pattern is not None:
+            compile_pattern(pattern)
         return pattern
 
 
@@ -183,7 +183,7 @@ def _reason(source: str, target: str, rules: CleaningRules) -> str:
     if min(_letter_share(source), _letter_share(target)) < rules.min_letters:
         return "too few letters"
     if rules.drop_matching is not None and any(
-        re.search(rules.drop_matching, text) for text in (source, target)
+        matches(rules.drop_matching, text, "data.cleaning.drop_matching") for text in (source, target)
     ):
         return "matches drop_matching"
     if rules.match_placeholders or rules.max_placeholders is not None:

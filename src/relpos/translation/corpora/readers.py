@@ -62,6 +62,13 @@ def read_jsonl(path: Path, fields: tuple[str, str] = ("source", "target")) -> It
             raise InputError(
                 f"{where} is not JSON: {error.msg} at column {error.colno}; each line must be one object."
             ) from error
+        except RecursionError:
+            raise InputError(f"{where} is nested too deep; each line must be one flat object.") from None
+        except ValueError:
+            # Python reads 4,300 digits at most
+            raise InputError(
+                f"{where} has a number of too many digits; shorten it, or make it text."
+            ) from None
         if not isinstance(record, dict):
             raise InputError(
                 f"{where} is not a JSON object but {_json_kind(record)}; each line must be one object."
@@ -104,11 +111,11 @@ def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
     return value
 
 
-def _names(record: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _names(record: Mapping[str, Any], prefix: str = "", levels: int = 5) -> Iterator[str]:
     for name, value in record.items():
         yield prefix + name
-        if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and levels > 1:
+            yield from _names(value, f"{prefix}{name}.", levels - 1)
 
 
 def _json_kind(value: object) -> str:

@@ -6,6 +6,7 @@ inside. What cannot be read is an `InputError` that names the file, the line and
 
 from __future__ import annotations
 
+import errno
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from relpos.translation.corpora.foreign import HEAD_BYTES, foreign_kind
 from relpos.translation.errors import InputError
 
 _GZIP = b"\x1f\x8b"
@@ -32,7 +34,7 @@ def read_lines(file: Path | BinaryIO) -> Iterator[str]:
     name = str(file) if isinstance(file, Path) else "standard input"
     offset = 0
     try:
-        with _open(file) as stream:
+        with _open(file, name) as stream:
             for number, raw in enumerate(stream, start=1):
                 start = offset
                 offset += len(raw)
@@ -48,6 +50,8 @@ def read_lines(file: Path | BinaryIO) -> Iterator[str]:
             "copy or download it again."
         ) from error
     except OSError as error:
+        if error.errno == errno.EBADF:
+            raise InputError(f"{name} is closed; name a file, or give it one.") from error
         raise InputError(
             f"{name} cannot be read: {error.strerror or error}; check the path and its rights."
         ) from error
@@ -62,7 +66,7 @@ def check_is_file(path: Path) -> None:
 
 
 @contextmanager
-def _open(file: Path | BinaryIO) -> Iterator[Iterable[bytes]]:
+def _open(file: Path | BinaryIO, name: str) -> Iterator[Iterable[bytes]]:
     """Give the lines of a path or a stream, unpacked; a stream is left open."""
     with ExitStack() as stack:
         if isinstance(file, Path):
@@ -71,15 +75,23 @@ def _open(file: Path | BinaryIO) -> Iterator[Iterable[bytes]]:
         # a stream that cannot look ahead is taken as plain
         peek = getattr(file, "peek", lambda size: b"")
         is_gzip = peek(len(_GZIP))[: len(_GZIP)] == _GZIP
-        yield stack.enter_context(gzip.open(file)) if is_gzip else file
+        unpacked = stack.enter_context(gzip.open(file)) if is_gzip else None
+        if kind := foreign_kind(unpacked.peek(HEAD_BYTES) if unpacked else peek(HEAD_BYTES)):
+            raise InputError(f"{name}{' (unpacked)' if is_gzip else ''} {kind}.")
+        yield unpacked or file
 
 
 def _decode(line: bytes, name: str, number: int, start: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        looks = " and looks like UTF-16" if number == 1 and line[:2] in _UTF16_MARKS else ""
+        looks, encoding = "", "LATIN1"
+        if number == 1 and line[:2] in _UTF16_MARKS:
+            looks, encoding = " and looks like UTF-16", "UTF-16"
+        advice = f"convert it with, for example, `iconv -f {encoding} -t UTF-8`"
+        if b"\0" in line and not looks:
+            advice = "it is UTF-16 without its mark, or no text"
         raise InputError(
             f"{name} is not UTF-8{looks}: line {number} has byte 0x{line[error.start]:02x} "
-            f"at byte offset {start + error.start}; convert it with, for example, `iconv -t UTF-8`."
+            f"at byte offset {start + error.start}; {advice}."
         ) from error

@@ -1,0 +1,207 @@
+"""What is wrong with a recipe, in sentences: which key, what it must be, what came, what to write.
+
+The checks are pydantic's; its words are for programmers, and are replaced.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+# what people write for YAML's null
+_WORDS_FOR_NULL = ("none", "nil", "nothing", "off", "no", "undefined", "nan")
+_MOST_SHOWN = 60
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+}
+_BOUNDS = {
+    "greater_than": ("over", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("under", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def sentences(error: pydantic.ValidationError, model: type[BaseModel], name: str) -> str:
+    """The first three faults that `error` tells of `model`, each with `name`, as one line."""
+    found = []
+    for item in error.errors(include_url=False):
+        sentence = f"{name}: {_sentence(item, model)}"
+        if sentence not in found:
+            found.append(sentence)
+    return "; ".join(found[:3])
+
+
+def shown(value: Any) -> str:
+    """`value` as YAML writes it on one line, cut where it is long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        pairs = (
+            f"{key if isinstance(key, str) else shown(key)}: {shown(each)}" for key, each in value.items()
+        )
+        return _cut("{" + ", ".join(pairs) + "}")
+    if isinstance(value, list | tuple):
+        return _cut("[" + ", ".join(map(shown, value)) + "]")
+    # quotes as repr puts them, also around a path
+    return _cut(repr(value if isinstance(value, int | float) else str(value)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
+
+
+def _sentence(item: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, where, came = item["type"], item["loc"], item["input"]
+    key, context = _cut(".".join(map(str, where))), item.get("ctx", {})
+    if kind == "invalid_key":
+        # a number, true, or null: no key of ours is one
+        key = _cut(".".join([*map(str, where[:-1]), shown(came)]))
+    if kind in ("extra_forbidden", "invalid_key"):
+        return f"unknown key {key!r}; {_nearest(str(where[-1]), _known_keys(model, where[:-1]))}"
+    if kind == "missing" and isinstance(where[-1], str):
+        return f"key {key!r} is missing"
+    if kind == "missing":
+        key, field = _cut(".".join(map(str, where[:-1]))), _field(model, where[:-1])
+        return f"{key} must be {_wanted('tuple_type', field)}; got {shown(came)}"
+    if kind == "value_error":
+        # a sentence of our own
+        message = str(context["error"])
+        is_told = isinstance(came, Mapping | list | tuple) or "got " in message or shown(came) in message
+        return ": ".join(filter(None, (key, message))) + ("" if is_told else f"; got {shown(came)}")
+    field = _field(model, where)
+    rule = _rule(kind, context, field)
+    return f"{key or 'it'} must {rule}; got {shown(came)}{_advice(kind, field, came)}"
+
+
+def _rule(kind: str, context: Mapping[str, Any], field: FieldInfo | None) -> str:
+    """What a value must be or hold."""
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"be {words} {context[bound]:g}"
+    if kind == "finite_number":
+        return "be a finite number"
+    if kind == "literal_error":
+        return f"be {context['expected']}"
+    if kind in ("too_short", "too_long") and _length(field) is None:
+        least = kind == "too_short"
+        count = context["min_length" if least else "max_length"]
+        return f"hold at {'least' if least else 'most'} {count} value{'' if count == 1 else 's'}"
+    return f"be {_wanted(kind, field)}"
+
+
+def _wanted(kind: str, field: FieldInfo | None) -> str:
+    if kind == "int_from_float":
+        return _KINDS["int"]
+    length = _length(field)
+    if length is not None and kind in ("tuple_type", "too_short", "too_long"):
+        return f"a list of {length} values"
+    # the last: a kind of fault that no key of a recipe has today
+    return _KINDS.get(kind.partition("_")[0], f"another value ({kind})")
+
+
+def _advice(kind: str, field: FieldInfo | None, came: Any) -> str:
+    """What to write in place of `came`, where that is known; begins with a semicolon."""
+    sort = kind.partition("_")[0]
+    may_be_null = field is not None and type(None) in typing.get_args(field.annotation)
+    if came is None:
+        has_default = field is not None and not field.is_required()
+        return "; leave out the key for its default" if has_default else ""
+    if may_be_null and isinstance(came, str) and came.strip().casefold() in _WORDS_FOR_NULL:
+        return "; write null"
+    if sort in ("string", "path"):
+        return _advice_on_text(came)
+    if sort in ("int", "float"):
+        return _advice_on_numbers(came, is_whole=sort == "int")
+    if sort == "bool" and isinstance(came, str):
+        return "; write one of these without quotes"
+    if sort == "list":
+        return f"; write [{shown(came)}]"
+    if sort == "model" and field is not None:
+        return f"; its keys are {', '.join(_inner_model(field.annotation).model_fields)}"
+    if kind == "literal_error" and isinstance(came, str) and field is not None:
+        choices = map(str, typing.get_args(field.annotation))
+        near = difflib.get_close_matches(came.casefold(), choices, n=1, cutoff=0.6)
+        return f"; the nearest is {near[0]!r}" if near else ""
+    return ""
+
+
+def _advice_on_text(came: Any) -> str:
+    if isinstance(came, bool):
+        words = "yes, on and true" if came else "no, off and false"
+        return f"; YAML reads {words} as {shown(came)}: put the word in quotes"
+    if isinstance(came, int | float):
+        return f"; put it in quotes: '{came}'"
+    if isinstance(came, list) and len(came) == 1 and isinstance(came[0], str):
+        return f"; write {_cut(came[0])} without brackets"
+    return ""
+
+
+def _advice_on_numbers(came: Any, is_whole: bool) -> str:
+    if isinstance(came, str):
+        # 1,000 or "1000"
+        plain = came.replace(",", "").strip()
+        return f"; write {_cut(plain)}, without quotes or commas" if _is_number(plain) else ""
+    return f"; write {int(came)}" if is_whole and isinstance(came, float) and came.is_integer() else ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
+    return f"the nearest is {near[0]!r}" if near else f"known here: {', '.join(known)}"
+
+
+def _known_keys(model: type[BaseModel], where: Sequence[Any]) -> list[str]:
+    """Keys of the model that lies at `where`."""
+    field = _field(model, where)
+    return list((_inner_model(field.annotation) if field else model).model_fields)
+
+
+def _length(field: FieldInfo | None) -> int | None:
+    """Values in the tuple that a key takes, alone or among others; None where it takes none."""
+    kinds = [field.annotation, *typing.get_args(field.annotation)] if field else []
+    tuples = (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind for kind in kinds)
+    return next((len(typing.get_args(kind)) for kind in tuples if typing.get_origin(kind) is tuple), None)
+
+
+def _field(model: type[BaseModel], where: Sequence[Any]) -> FieldInfo | None:
+    """The key at `where`; a place in a list of models counts as the list, one in another as none."""
+    found: FieldInfo | None = None
+    inner: Any = model
+    for part in where:
+        if isinstance(part, str) and inner is not None and part in inner.model_fields:
+            found = inner.model_fields[part]
+            inner = _inner_model(found.annotation)
+        elif inner is None:
+            return None
+    return found
+
+
+def _inner_model(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (list, typing.Union, types.UnionType):
+        return next(filter(None, map(_inner_model, typing.get_args(annotation))), None)
+    return None
