@@ -353,9 +353,9 @@ def seal(
         bool, typer.Option("--check", help="Write nothing; compare every byte with the seal there is.")
     ] = False,
 ) -> None:
-    """Seal a model anew after a change that you wanted, such as fine-tuning: write down what it holds.
+    """Seal a model anew after a change that you wanted.
 
-    The model is loaded first, so that none is sealed that does not load.
+    Such as fine-tuning it in place. The model is loaded first, so that none is sealed that does not load.
     """
     _settle()
     from relpos.translation.loading import check_seal, seal_model

@@ -109,8 +109,10 @@ class ModelSettings(_Section):
         """Told here as one fault, and not as one for each kind that it might be."""
         sides = () if given is None else given if isinstance(given, list | tuple) else (given,)
         is_pair = len(sides) == 2 or not isinstance(given, list | tuple)
-        if not is_pair or not all(type(side) is int and 0 <= side <= 2**20 for side in sides):
-            raise ValueError(f"must be null, k or [left, right], from 0 to {2**20:,}; got {shown(given)}")
+        if not is_pair or not all(type(side) is int and side >= 0 for side in sides):
+            raise ValueError(f"must be null, k >= 0 or [left, right]; got {shown(given)}")
+        if any(side > 2**20 for side in sides):
+            raise ValueError(f"must be at most {2**20:,}; got {shown(given)}")
         return given
 
     @model_validator(mode="after")
