@@ -5,14 +5,16 @@ from relpos.translation.corpora.numbers import NumberLines
 from relpos.translation.corpora.source import Source
 from relpos.translation.corpora.splitting import split
 from relpos.translation.corpora.table import read_corpora, read_corpus
-from relpos.translation.corpora.textfile import read_lines
+from relpos.translation.corpora.textfile import MAX_LINE_BYTES, read_arrived, read_lines
 
 __all__ = [
+    "MAX_LINE_BYTES",
     "CleaningReport",
     "CleaningRules",
     "NumberLines",
     "Source",
     "clean",
+    "read_arrived",
     "read_corpora",
     "read_corpus",
     "read_lines",
