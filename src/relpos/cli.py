@@ -8,13 +8,15 @@ import ctypes
 import json
 import os
 import signal
+import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 try:
     import typer
@@ -193,9 +195,22 @@ def translate(
     temperature: Annotated[float, typer.Option(help="For --sample: over 1 is more varied.")] = 1.0,
     seed: Annotated[int, typer.Option(help="For --sample.")] = 0,
     batch_tokens: BatchOption = 2048,
+    split_long: Annotated[
+        bool,
+        typer.Option(
+            "--split-long",
+            help="Cut lines longer than those trained on at sentence ends, and join the pieces.",
+        ),
+    ] = False,
+    max_line_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of a line, at most; a longer one ends the command.")
+    ] = 1 << 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Translate text line by line; empty lines stay empty lines."""
+    """Translate text line by line; empty lines stay empty lines.
+
+    A line on a pipe or a terminal is answered when it comes.
+    """
     if n_best > 1 and not as_json:
         raise UsageError("--n-best gives several translations a line; add --json.")
     _settle()
@@ -214,10 +229,20 @@ def translate(
         tokens_per_batch=batch_tokens,
     )
     torch.manual_seed(seed)
-    with _written(output) as write:
-        for chunk in _chunks(_lines(file), 8192):
+    first_line = 1
+    with _written(output) as write, _one_warning():
+        # what is drawn depends on the lines of a batch, and when lines arrive is chance
+        for chunk in _arrived(file, max_line_bytes, is_alone=sample and not _is_regular(file)):
             with _progress(len(chunk)) as advance:
-                found = translator.translate(chunk, search, prefix=prefix, progress=advance)
+                found = translator.translate(
+                    chunk,
+                    search,
+                    prefix=prefix,
+                    split_long=split_long,
+                    first_line=first_line,
+                    progress=advance,
+                )
+            first_line += len(chunk)
             if as_json:
                 records = (
                     {"source": source, "hypotheses": [vars(hypothesis) for hypothesis in hypotheses]}
@@ -257,6 +282,7 @@ def evaluate(
         tempfile.TemporaryDirectory(prefix="relpos-", ignore_cleanup_errors=True) as scratch,
         # opened first, so that a file that cannot be written is told before the work
         _written(hypotheses or Path(os.devnull)) as write,
+        _one_warning(),
     ):
         translator = Translator.load(model)
         pairs = _test_pairs(model, data or [], Path(scratch))
@@ -291,7 +317,8 @@ def reproduce(
 
     loaded = load_experiment(experiment)
     out.mkdir(parents=True, exist_ok=True)
-    records = run_experiment(loaded, out, overrides, _say)
+    with _one_warning():
+        records = run_experiment(loaded, out, overrides, _say)
     report = write_comparison(loaded.title, out, records)
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
@@ -373,21 +400,48 @@ def _search(
         raise UsageError(str(error)) from error
 
 
-def _lines(file: Path | None) -> Iterator[str]:
-    from relpos.translation.corpora import read_lines
+def _arrived(file: Path | None, max_line_bytes: int, *, is_alone: bool) -> Iterator[list[str]]:
+    """Lines as they come: those that are there together, some thousands at most, or each alone."""
+    from relpos.translation.corpora import read_arrived
 
-    return read_lines(sys.stdin.buffer if file is None else file)
+    for lines in read_arrived(sys.stdin.buffer if file is None else file, max_line_bytes, 8192):
+        yield from ([line] for line in lines) if is_alone else [lines]
 
 
-def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def _is_regular(file: Path | None) -> bool:
+    """Whether text comes from a file, all of which can be read at any time."""
+    if file is not None:
+        return file.is_file()
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _one_warning() -> Iterator[None]:
+    """Say the first warning of long lines in one line on standard error, and no other."""
+    from relpos.translation.generation import LongTextWarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, LongTextWarning):
+            warnings.simplefilter("ignore", LongTextWarning)
+            _say(f"relpos: warning: {message}")
+        else:
+            show_other(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        show_other = warnings.showwarning
+        warnings.showwarning = show
+        warnings.simplefilter("always", LongTextWarning)
+        yield
 
 
 @contextmanager
