@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from relpos.translation import generation
+from relpos.translation import generation, preparation
 from relpos.translation.batching import PairCollator
 from relpos.translation.config import RelposConfig
 from relpos.translation.corpora import Source, read_corpus
@@ -200,6 +200,16 @@ def test_a_line_that_would_take_for_ever_is_refused_unless_it_is_split(copier, m
     assert found[0].text
     with pytest.raises(InputError, match="at most 40 are translated at once"):
         evaluate(of_length(copier, 30), datasets.Dataset.from_dict({"source": [word], "target": ["a"]}))
+
+
+def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
+    small_recipe, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(preparation, "MOST_SUBWORDS", 3)
+    with pytest.raises(
+        InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are translated"
+    ):
+        preparation.prepare(small_recipe(), tmp_path, lambda line: None)
 
 
 @pytest.mark.parametrize(
