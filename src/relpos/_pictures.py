@@ -15,6 +15,7 @@ from relpos.inspection import (
     write_report,
 )
 from relpos.translation.generation import Translator
+from relpos.translation.text import normal
 
 
 def write_comparison(title: str, out: Path, records: list[dict[str, Any]]) -> Path:
@@ -43,7 +44,7 @@ def _look(translator: Translator, samples: list[dict[str, str]]) -> tuple[list[O
             translator.model(input_ids=ids, decoder_input_ids=made[:, :-1])
 
     tokens = [
-        token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").strip() or "\N{OPEN BOX}"
+        normal(token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")) or "\N{OPEN BOX}"
         for token in _names(translator, source)
     ]
     return observe(translator.model, run), tokens

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import sys
 import tempfile
 import warnings
@@ -118,10 +119,14 @@ def _warnings_as_lines() -> Iterator[None]:
         def show_line(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
             if issubclass(category, RelposWarning):
                 _say(f"relpos: warning: {' '.join(str(message).split())}")
+                if category is not RelposWarning:
+                    # one of a kind, and not one for each batch
+                    warnings.simplefilter("ignore", category)
             else:
                 show(message, category, *place, **where)
 
         warnings.showwarning = show_line
+        warnings.simplefilter("always", RelposWarning)
         yield
 
 
@@ -224,9 +229,22 @@ def translate(
         int | None, typer.Option(min=0, max=2**32 - 1, help="For --sample.  [default: 0]")
     ] = None,
     batch_tokens: BatchOption = 2048,
+    split_long: Annotated[
+        bool,
+        typer.Option(
+            "--split-long",
+            help="Cut lines longer than those trained on at sentence ends, and join the pieces.",
+        ),
+    ] = False,
+    max_line_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of a line, at most; a longer one ends the command.")
+    ] = 1 << 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Translate text line by line; empty lines stay empty lines."""
+    """Translate text line by line; empty lines stay empty lines.
+
+    A line on a pipe or a terminal is answered when it comes.
+    """
     check_search(
         beams=beams,
         length_penalty=length_penalty,
@@ -254,10 +272,20 @@ def translate(
     check_penalty(length_penalty, is_beam_search=search.beams > 1 and not sample, shows_scores=as_json)
     torch.manual_seed(seed or 0)
     _check_apart(output, [file] if file else [])
+    first_line = 1
     with _written(output) as write:
-        for chunk in _chunks(_lines(file), 8192):
+        # what is drawn depends on the lines of a batch, and when lines arrive is chance
+        for chunk in _arrived(file, max_line_bytes, is_alone=sample and not _is_regular(file)):
             with _progress(len(chunk)) as advance:
-                found = translator.translate(chunk, search, prefix=prefix, progress=advance)
+                found = translator.translate(
+                    chunk,
+                    search,
+                    prefix=prefix,
+                    split_long=split_long,
+                    first_line=first_line,
+                    progress=advance,
+                )
+            first_line += len(chunk)
             if as_json:
                 records = (
                     {"source": source, "hypotheses": [vars(hypothesis) for hypothesis in hypotheses]}
@@ -428,21 +456,22 @@ def _search(
     return search
 
 
-def _lines(file: Path | None) -> Iterator[str]:
-    from relpos.translation.corpora import read_lines
+def _arrived(file: Path | None, max_line_bytes: int, *, is_alone: bool) -> Iterator[list[str]]:
+    """Lines as they come: those that are there together, some thousands at most, or each alone."""
+    from relpos.translation.corpora import read_arrived
 
-    return read_lines(sys.stdin.buffer if file is None else file)
+    for lines in read_arrived(sys.stdin.buffer if file is None else file, max_line_bytes, 8192):
+        yield from ([line] for line in lines) if is_alone else [lines]
 
 
-def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def _is_regular(file: Path | None) -> bool:
+    """Whether text comes from a file, all of which can be read at any time."""
+    if file is not None:
+        return file.is_file()
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -1,16 +1,25 @@
 """Translating text: order, batches, n-best, prefixes, sampling; the model has learned to copy."""
 
+import copy
+import json
 import random
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from relpos.translation import generation, preparation
 from relpos.translation.batching import PairCollator
 from relpos.translation.config import RelposConfig
+from relpos.translation.corpora import Source, read_corpus
 from relpos.translation.errors import InputError
-from relpos.translation.generation import Search, Translator
+from relpos.translation.evaluation import evaluate, score
+from relpos.translation.generation import LongTextWarning, Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.segments import cut
+from relpos.translation.text import normal
 from relpos.translation.tokenizer import train_tokenizer
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "cat", "dog"]
@@ -75,12 +84,190 @@ def test_hypotheses_come_in_the_order_of_the_texts(copier, beams) -> None:
     assert len(set(alone)) > 8
 
 
-def test_empty_and_white_lines_give_one_empty_hypothesis(copier) -> None:
-    for lines in ([""], ["", " ", "\t", "\n", "\u3000", "\u00a0"]):
+def test_lines_in_which_nothing_is_seen_give_one_empty_hypothesis(copier) -> None:
+    invisible = ["\u200b", "\ufeff", "\u00ad", "\u2060", "\x00", "\u200b \u200d\ufe0f"]
+    for lines in ([""], ["", " ", "\t", "\n", "\u3000", "\u00a0"], invisible):
         for search in (None, Search(beams=4, n_best=3), Search(sample=True)):
             for found in copier.translate(lines, search):
                 assert [(hypothesis.text, hypothesis.score) for hypothesis in found] == [("", 0.0)]
     assert copier.translate([]) == []
+
+
+def saved_before_normalising(translator: Translator) -> Translator:
+    """The same with a tokenizer that composes characters and leaves all else as it is."""
+    content = json.loads(translator.tokenizer.backend_tokenizer.to_str())
+    content["normalizer"] = {"type": "NFC"}
+    tokenizer = copy.copy(translator.tokenizer)
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+    return Translator(translator.model, tokenizer)
+
+
+@pytest.mark.parametrize("change", [lambda translator: translator, saved_before_normalising])
+def test_what_normalising_takes_away_changes_no_translation_and_no_score(copier, change) -> None:
+    translator = change(copier)
+    plain = [*sentences(6, 6, seed=5), "cat", "dog dog"]
+    changed = [f"\ufeff {text.replace(' ', '  ')}\u00a0\u200b\r" for text in plain]
+    search = Search(beams=2)
+    assert translator.translate(changed, search) == copier.translate(plain, search)
+    assert translator.translate(changed, search, prefix=" cat\t dog \n") == copier.translate(
+        plain, search, prefix="cat dog"
+    )
+    assert translator.translate(plain, search, prefix=" \u200b") == copier.translate(plain, search)
+
+
+def test_validation_evaluation_and_translation_read_a_line_alike(copier, tmp_path: Path) -> None:
+    plain = sentences(8, 6, seed=5)
+    changed = [f" {text.replace(' ', '  ')}\u00a0 " for text in plain]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{text}\t{text}\n" for text in changed), encoding="utf-8")
+    pairs = read_corpus(Source(tsv=path), "en", "de", tmp_path / "cache")
+    raw = datasets.Dataset.from_dict({"source": changed, "target": changed})
+    search = Search(beams=1)
+    true = best(copier, plain, search)
+    exact = sum(a == b for a, b in zip(true, plain, strict=True)) / len(plain)
+    assert exact > 0
+    for found in (evaluate(copier, pairs, search), evaluate(copier, raw, search)):
+        assert [hypothesis.text for hypothesis in found.hypotheses] == true
+        assert found.scores.exact == exact
+    # the trainer translates what its table holds, and scores it so
+    assert best(copier, pairs["source"][:], search) == true
+    assert score(true, pairs["target"][:]).exact == exact
+
+
+def test_half_of_a_surrogate_pair_is_told_by_line_or_as_the_prefix(copier) -> None:
+    for kind in (InputError, ValueError):
+        with pytest.raises(kind, match=r"^line 2 has half of a surrogate pair, U\+D800, as character 1"):
+            copier.translate(["cat", "\ud800"])
+        with pytest.raises(kind, match=r"^the prefix has half of a surrogate pair, U\+DCFF"):
+            copier.translate(["cat"], prefix="dog\udcff")
+    with pytest.raises(InputError, match=r"^line 11 has half"):
+        copier.translate(["\udfff"], first_line=11)
+
+
+def test_one_text_in_the_place_of_a_list_is_refused(copier) -> None:
+    with pytest.raises(TypeError, match="texts must be a list of str; got one str"):
+        copier.translate("cat")
+    with pytest.raises(TypeError, match="line 2 must be a str; got NoneType"):
+        copier.translate(["cat", None])
+
+
+def of_length(translator: Translator, trained_length: int) -> Translator:
+    return Translator(translator.model, translator.tokenizer, trained_length=trained_length)
+
+
+def test_lines_far_beyond_training_give_one_warning_from_where_translate_was_called(copier) -> None:
+    short = of_length(copier, len(copier.tokenizer("cat dog red").input_ids))
+    lines = ["cat", "dog " * 9, "cat dog red blue", "cat " * 12]
+    with pytest.warns(LongTextWarning) as caught:
+        found = short.translate(lines, Search(beams=1), first_line=5)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    length = len(copier.tokenizer(lines[1]).input_ids)
+    assert str(caught[0].message).startswith(
+        f"line 6 ('dog dog dog dog dog dog dog dog dog') has {length} subwords, and this model was trained "
+        f"on at most {short.trained_length}:"
+    )
+    assert found == copier.translate(lines, Search(beams=1))
+
+
+def test_long_lines_are_split_on_demand_and_others_stay_as_they_were(copier) -> None:
+    text, prefix = "cat dog red. blue, one two three. green dog", "cat"
+    short = of_length(copier, 10)
+    pieces = cut(text, 10, copier.tokenizer)
+    assert len(pieces) > 3
+    lines = ["cat dog", text, "", "red"]
+    for search in (Search(beams=1), Search(beams=3, n_best=2)):
+        done: list[int] = []
+        found = short.translate(lines, search, split_long=True, prefix=prefix, progress=done.append)
+        assert sum(done) == len(lines)
+        for line in (0, 2, 3):
+            assert found[line] == copier.translate(lines, search, prefix=prefix)[line]
+        parts = [*copier.translate(pieces[:1], search, prefix=prefix), *copier.translate(pieces[1:], search)]
+        for rank, hypothesis in enumerate(found[1]):
+            assert hypothesis.text == " ".join(part[rank].text for part in parts)
+            assert hypothesis.score == pytest.approx(sum(part[rank].score for part in parts), abs=1e-3)
+
+
+def test_a_line_that_would_take_for_ever_is_refused_unless_it_is_split(copier, monkeypatch) -> None:
+    monkeypatch.setattr(generation, "MOST_SUBWORDS", 40)
+    word = "a" * 2000
+    with pytest.raises(
+        InputError,
+        match=r"^line 2 \('a{40} \.\.\.'\) has \d+ subwords, and at most 40 are translated at once;",
+    ):
+        copier.translate(["cat", word])
+    (found,) = of_length(copier, 30).translate([word], Search(beams=1), split_long=True)
+    assert found[0].text
+    with pytest.raises(InputError, match="at most 40 are translated at once"):
+        evaluate(of_length(copier, 30), datasets.Dataset.from_dict({"source": [word], "target": ["a"]}))
+
+
+def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
+    small_recipe, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(preparation, "MOST_SUBWORDS", 3)
+    with pytest.raises(
+        InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are translated"
+    ):
+        preparation.prepare(small_recipe(), tmp_path, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("I am. You are! Is it so? Yes.", ["I am.", "You are!", "Is it so?", "Yes."]),
+        ('He said: "Stop." Then (at 3.5 p.m.) it', ['He said: "Stop."', "Then (at 3.5 p.m.) it"]),
+        ("Dr. Smith met Mr. X. at a.b?c=d e.g. here... now.", None),
+        ("\u6211\u6765\u4e86\u3002\u4f60\u597d\uff01", ["\u6211\u6765\u4e86\u3002", "\u4f60\u597d\uff01"]),
+        (
+            "\u0935\u0939 \u0939\u0948\u0964 \u0939\u093e\u0901",
+            ["\u0935\u0939 \u0939\u0948\u0964", "\u0939\u093e\u0901"],
+        ),
+        ("no end", None),
+    ],
+)
+def test_a_text_is_cut_at_sentence_ends(copier, text, sentences) -> None:
+    assert cut(text, 10_000, copier.tokenizer) == (sentences or [text])
+
+
+@pytest.mark.parametrize("longest", [5, 12, 40])
+def test_pieces_are_short_enough_and_nothing_but_spaces_is_lost(copier, longest) -> None:
+    draw = random.Random(longest)
+    for _ in range(30):
+        words = draw.choices([*WORDS, "A.", "a,", "\u3002", "\u6211", "x" * 30, "!", "\U0001f600"], k=40)
+        text = normal(" ".join(words))
+        pieces = cut(text, longest, copier.tokenizer)
+        assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+        assert all(pieces)
+        for piece in pieces:
+            assert len(copier.tokenizer(piece).input_ids) <= longest or len(piece) == 1
+
+
+def test_what_is_too_long_is_cut_at_a_clause_or_else_between_words_or_else_inside_one(copier) -> None:
+    length = len(copier.tokenizer("cat dog, red blue").input_ids)
+    assert cut("cat dog, red blue", length, copier.tokenizer) == ["cat dog,", "red blue"]
+    assert cut("cat dog red blue", length - 1, copier.tokenizer) == ["cat dog", "red blue"]
+    assert "".join(cut("x" * 40, 10, copier.tokenizer)) == "x" * 40
+
+
+@pytest.mark.parametrize("place", ["model", "checkpoint-8"])
+def test_the_trained_length_is_read_from_the_recipe_beside_a_model(copier, tmp_path: Path, place) -> None:
+    folder = tmp_path / "checkpoints" / place if place != "model" else tmp_path / place
+    copier.model.save_pretrained(folder)
+    copier.tokenizer.save_pretrained(folder)
+    (folder / "seal.json").write_text('{"format": 1, "files": {}}')
+    assert Translator.load(folder).trained_length is None
+    recipe = (folder if place == "model" else tmp_path) / "recipe.yaml"
+    for text, length in (
+        ("training: {max_length: 77}", 77),
+        ("training: {max_length: many}", None),
+        ("training: 3", None),
+        ("a: [", None),
+        ("[" * 20_000, None),
+        ("\udcff", None),
+    ):
+        recipe.write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert Translator.load(folder).trained_length == length
 
 
 @pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}, {"beams": 4, "n_best": 3}])

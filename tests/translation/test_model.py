@@ -259,6 +259,69 @@ def test_padding_before_the_target_changes_nothing_with_a_cache(kind) -> None:
         assert_close(found[i, -len(row) :], made(source[i : i + 1], decoder_input_ids=row[None]).logits[0])
 
 
+@positions
+def test_labels_padded_on_the_left_have_the_loss_and_gradients_of_those_on_the_right(kind) -> None:
+    made, rows = model(**POSITIONS[kind]).eval(), [tokens(1, n)[0] for n in (5, 2, 1)]
+    source, found = tokens(3, 6), []
+    for side in ("right", "left"):
+        ids, mask = padded(rows, side)
+        labels = ids.masked_fill(mask == 0, -100)
+        given = made.prepare_decoder_input_ids_from_labels(labels)
+        for arguments in ({}, {"decoder_input_ids": given}):
+            made.zero_grad()
+            out = made(source, labels=labels, **arguments)
+            out.loss.backward()
+            gradients = [parameter.grad.clone() for parameter in made.parameters()]
+            found.append((out.loss, out.logits[mask.bool()], gradients))
+    for loss, logits, gradients in found[1:]:
+        assert_close(logits, found[0][1])
+        # the loss is taken in float32
+        torch.testing.assert_close(loss, found[0][0])
+        for one, other in zip(gradients, found[0][2], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_the_start_stands_before_the_first_label_on_either_side() -> None:
+    made = model()
+    start = made.config.decoder_start_token_id
+    labels = torch.tensor([[5, 6, 7, -100], [-100, -100, 8, 9], [-100] * 4, [5, -100, 7, 8]])
+    assert made.prepare_decoder_input_ids_from_labels(labels).tolist() == [
+        [start, 5, 6, 7],
+        [PAD, PAD, start, 8],
+        [start, PAD, PAD, PAD],
+        [start, 5, PAD, 7],
+    ]
+
+
+def test_labels_padded_on_the_right_and_a_prefix_without_labels_get_no_mask(monkeypatch) -> None:
+    made, masks = model().eval(), []
+    decode = made.decoder.forward
+    monkeypatch.setattr(
+        made.decoder, "forward", lambda *given, **more: (masks.append(given[2]), decode(*given, **more))[1]
+    )
+    labels = tokens(2, 4)
+    made(tokens(2, 5), labels=labels.masked_fill(torch.arange(4) == 3, -100))
+    # the first labels are left out of the loss on purpose; their tokens are there
+    made(tokens(2, 5), decoder_input_ids=tokens(2, 4), labels=labels.masked_fill(torch.arange(4) < 2, -100))
+    assert masks == [None, None]
+
+
+def test_a_model_takes_tokens_that_were_added_to_its_tokenizer() -> None:
+    made = model().eval()
+    size = made.config.vocab_size
+    source, target = tokens(2, 5), tokens(2, 4)
+    with torch.no_grad():
+        before = made(source, decoder_input_ids=target).logits
+    made.resize_token_embeddings(size + 3, mean_resizing=False)
+    assert made.config.vocab_size == size + 3
+    assert made.encoder.embedding.tokens is made.decoder.embedding.tokens is made.shared
+    assert made.lm_head.weight is made.shared.weight
+    after = made(source, decoder_input_ids=target).logits
+    torch.testing.assert_close(after[..., :size], before)
+    made(torch.full((1, 2), size + 2), labels=torch.full((1, 2), size + 2)).loss.backward()
+    assert made.shared.weight.grad[size + 2].any()
+
+
 @pytest.mark.parametrize("kind", ["relative", "sinusoidal"])
 def test_an_empty_source_is_its_end_mark_alone_and_works(kind) -> None:
     made = model(**POSITIONS[kind])

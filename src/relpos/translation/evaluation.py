@@ -8,6 +8,7 @@ import datasets
 from sacrebleu.metrics import BLEU, CHRF
 
 from relpos.translation.generation import Hypothesis, Search, Translator
+from relpos.translation.text import normal
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Scores:
     """What one set of translations scores against one reference each.
 
     `bleu`, `bleu_lowercased` and `chrf` run from 0 to 100; `exact` is the share of hypotheses equal to
-    their reference, 0 to 1. The signatures say how sacrebleu computed each.
+    their reference, both normalised, 0 to 1. The signatures say how sacrebleu computed each.
     """
 
     segments: int
@@ -75,7 +76,7 @@ def evaluate(
         edges: last length of each bucket but the open one at the end, rising.
         progress: called with the number of segments done since its last call.
     """
-    sources, references = pairs["source"][:], pairs["target"][:]
+    sources, references = pairs["source"][:], [normal(text) for text in pairs["target"][:]]
     best = [found[0] for found in translator.translate(sources, search, progress=progress)]
     hypotheses = [hypothesis.text for hypothesis in best]
     has_items = "items" in pairs.column_names
@@ -109,7 +110,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
         values[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         signatures[name] = metric.get_signature().format(short=False)
     pairs = zip(hypotheses, references, strict=True)
-    exact = sum(hypothesis.strip() == reference.strip() for hypothesis, reference in pairs) / len(references)
+    exact = sum(normal(hypothesis) == normal(reference) for hypothesis, reference in pairs) / len(references)
     return Scores(len(references), exact=exact, signatures=signatures, **values)
 
 

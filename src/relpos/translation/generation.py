@@ -1,6 +1,8 @@
 """Translating text: batches inside, the given order outside; the search is transformers' own."""
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,29 @@ from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from relpos.translation.batching import TokenBatches
-from relpos.translation.errors import InputError, UsageError
+from relpos.translation.checkpoints import find_model
+from relpos.translation.errors import InputError, RelposWarning, UsageError
 from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.segments import cut
+from relpos.translation.text import normal
+from relpos.translation.yaml_text import YamlTextError, read_yaml
+
+# subwords of a text that is translated whole; the time grows with their square
+MOST_SUBWORDS = 4096
+# a text is far beyond what was trained on from so many times the longest on
+_FAR = 2
+# pieces of a long text, subwords, where it is not known what was trained on
+_PIECE = 128
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation. `score` is log-probability, nats, over length^length_penalty; 0 for an empty line."""
+    """One translation. `score` is log-probability, nats, over length^length_penalty; 0 for an empty line.
+
+    Of a text that was split it is the sum over its pieces.
+    """
 
     text: str
     score: float
@@ -58,16 +74,31 @@ class Search:
                 raise ValueError(f"{name} must be from {least:g} to {most:g}; got {getattr(self, name)}.")
 
 
-class Translator:
-    """A model and its tokenizer, ready to translate."""
+class LongTextWarning(RelposWarning):
+    """A text is much longer than those that a model was trained on."""
 
-    def __init__(self, model: RelposForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.model, self.tokenizer = model, tokenizer
+
+class Translator:
+    """A model and its tokenizer, ready to translate.
+
+    Args:
+        trained_length: subwords of the longest texts that the model was trained on, if that is known.
+    """
+
+    def __init__(
+        self,
+        model: RelposForConditionalGeneration,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        trained_length: int | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.trained_length = model, tokenizer, trained_length
 
     @classmethod
     def load(cls, folder: Path | str) -> "Translator":
         """The translator in a model's folder, or in that of the run that trained it. Raises: InputError."""
-        return cls(*load_model(Path(folder)))
+        place = find_model(Path(folder))
+        return cls(*load_model(place), trained_length=_trained_length(place))
 
     def check(self, search: Search) -> None:
         """Raise UsageError where this model cannot search so."""
@@ -78,61 +109,131 @@ class Translator:
                 f"of its own; got {search.beams:,}."
             )
 
-    @torch.inference_mode()
     def translate(
         self,
         texts: Sequence[str],
         search: Search | None = None,
         *,
         prefix: str = "",
+        split_long: bool = False,
+        first_line: int = 1,
         progress: Callable[[int], object] | None = None,
     ) -> list[list[Hypothesis]]:
         """The best hypotheses for each text, best first, in the order of `texts`.
 
-        Texts are translated in batches of similar length; which others are in the batch does not matter.
-        A text without any character but white space becomes one empty hypothesis.
+        Texts are normalised as in training, see `text.normal`, and translated in batches of similar length;
+        which others are in the batch does not matter. A text in which nothing can be seen becomes one empty
+        hypothesis.
 
         Args:
             texts: one segment each.
             search: default `Search()`.
             prefix: words that every hypothesis begins with.
+            split_long: cut what is longer than the model was trained on at sentence ends, translate the
+                pieces and join them with spaces. The prefix begins the first piece.
+            first_line: number of the first text in messages.
             progress: called with the number of texts done since its last call.
+        Warns:
+            LongTextWarning: once, where texts are far longer than the model was trained on and stay whole.
         Raises:
             UsageError: more beams than the model has subwords.
-            InputError: a text or the prefix has more subwords than the model has learned positions; then
-                nothing is translated.
+            InputError: a text or the prefix has half of a surrogate pair (a ValueError too), or more
+                subwords than the model has learned positions, or than are translated at once; then nothing
+                is translated.
         """
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of str; got one str. Put it in a list.")
         search = search or Search()
         self.check(search)
+        texts = [normal(text, f"line {line}") for line, text in enumerate(texts, start=first_line)]
+        prefix = normal(prefix, "the prefix")
         results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in texts]
-        rows = [row for row, text in enumerate(texts) if text.strip()]
-        ids = self.tokenizer([texts[row] for row in rows]).input_ids if rows else []
-        lengths = [len(row) for row in ids]
-        start = [self.model.config.decoder_start_token_id]
-        start += self.tokenizer(prefix).input_ids[:-1] if prefix else []
-        room = self._room(start, dict(zip(rows, lengths, strict=True)), texts)
-        if progress and len(rows) < len(texts):
-            progress(len(texts) - len(rows))
-        for members, limit in _groups(lengths, search.tokens_per_batch, room):
-            hypotheses = self._generate([ids[member] for member in members], start, limit, search)
-            for member, found in zip(members, hypotheses, strict=True):
-                results[rows[member]] = found
-            if progress:
-                progress(len(members))
+        rows, ids = self._encode(texts, split_long)
+        self._check_lengths(rows, ids, texts, first_line)
+        left = Counter(rows)
+        if progress and len(left) < len(texts):
+            progress(len(texts) - len(left))
+        found: list[list[Hypothesis]] = [[] for _ in rows]
+        for members, start in self._starts(rows, prefix):
+            lengths = [len(ids[member]) for member in members]
+            for group, limit in _groups(lengths, search.tokens_per_batch, self._room(start)):
+                batch = [members[i] for i in group]
+                with torch.inference_mode():
+                    hypotheses = self._generate([ids[member] for member in batch], start, limit, search)
+                for member, best in zip(batch, hypotheses, strict=True):
+                    found[member] = best
+                    left[rows[member]] -= 1
+                if progress:
+                    progress(sum(not left[row] for row in {rows[member] for member in batch}))
+        for row in left:
+            results[row] = []
+        for row, further in zip(rows, found, strict=True):
+            results[row] = _joined(results[row], further)
         return results
 
-    def _room(self, start: list[int], lengths: dict[int, int], texts: Sequence[str]) -> float:
+    def _encode(self, texts: list[str], split_long: bool) -> tuple[list[int], list[list[int]]]:
+        """Subwords of each text that is not empty, or of each of its pieces, and the row of the text."""
+        rows = [row for row, text in enumerate(texts) if text]
+        # verbose=False: transformers would warn of a length that is no limit here
+        ids = self.tokenizer([texts[row] for row in rows], verbose=False).input_ids if rows else []
+        longest = self.trained_length or _PIECE
+        if not split_long or all(len(row) <= longest for row in ids):
+            return rows, ids
+        pieces: list[tuple[int, str]] = []
+        for row, encoded in zip(rows, ids, strict=True):
+            is_long = len(encoded) > longest
+            parts = cut(texts[row], longest, self.tokenizer) if is_long else [texts[row]]
+            pieces += [(row, part) for part in parts]
+        ids = self.tokenizer([piece for _, piece in pieces], verbose=False).input_ids
+        return [row for row, _ in pieces], ids
+
+    def _check_lengths(
+        self, rows: list[int], ids: list[list[int]], texts: list[str], first_line: int
+    ) -> None:
+        """Refuse texts that are too long, and warn of one that is far longer than was trained on."""
+        learned = self.model.config.absolute_positions == "learned"
+        last = min(self.model.config.max_positions if learned else math.inf, MOST_SUBWORDS)
+        far = math.inf if self.trained_length is None else _FAR * self.trained_length
+        is_warned = False
+        for row, encoded in zip(rows, ids, strict=True):
+            if len(encoded) <= min(last, far):
+                continue
+            text = texts[row] if len(texts[row]) <= 40 else f"{texts[row][:40].strip()} ..."
+            name = f"line {row + first_line} ({text!r}) has {len(encoded)} subwords"
+            if len(encoded) > last and last < MOST_SUBWORDS:
+                raise InputError(
+                    f"{name}, and this model's learned positions end at {last}; split the line, or use a "
+                    "model with relative or sinusoidal positions."
+                )
+            if len(encoded) > last:
+                raise InputError(
+                    f"{name}, and at most {last} are translated at once; split the line, or have it split: "
+                    "--split-long (split_long=True)."
+                )
+            if not is_warned:
+                warnings.warn(
+                    f"{name}, and this model was trained on at most {self.trained_length}: such lines may be "
+                    "translated wrongly; relpos translate --split-long (split_long=True) splits them.",
+                    LongTextWarning,
+                    stacklevel=3,
+                )
+                is_warned = True
+
+    def _starts(self, rows: list[int], prefix: str) -> list[tuple[list[int], list[int]]]:
+        """Members of `rows` by what their hypotheses begin with: a text's first piece, and further ones."""
+        start = [self.model.config.decoder_start_token_id]
+        given = start + (self.tokenizer(prefix, verbose=False).input_ids[:-1] if prefix else [])
+        self._room(given)
+        is_further = [member > 0 and rows[member - 1] == row for member, row in enumerate(rows)]
+        first = [member for member in range(len(rows)) if not is_further[member] or not prefix]
+        further = [member for member in range(len(rows)) if is_further[member] and prefix]
+        return [(first, given), (further, start)]
+
+    def _room(self, start: list[int]) -> float:
         """New tokens that learned positions leave for behind `start`; infinite without such positions."""
         if self.model.config.absolute_positions != "learned":
             return math.inf
         last = self.model.config.max_positions
-        for row, length in lengths.items():
-            if length > last:
-                text = texts[row] if len(texts[row]) <= 40 else f"{texts[row][:40].strip()} ..."
-                raise InputError(
-                    f"line {row + 1} ({text!r}) has {length} subwords, and this model's learned positions "
-                    f"end at {last}; split the line, or use a model with relative or sinusoidal positions."
-                )
         if len(start) > last:
             raise InputError(
                 f"the prefix has {len(start) - 1} subwords, and this model's learned positions leave room "
@@ -180,7 +281,30 @@ class Translator:
         lengths = (labels != -100).sum(1).clamp(min=1)
         scores = -losses.view(labels.shape).sum(1) / lengths ** float(length_penalty)
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
-        return [Hypothesis(text.strip(), score) for text, score in zip(texts, scores.tolist(), strict=True)]
+        return [Hypothesis(normal(text), score) for text, score in zip(texts, scores.tolist(), strict=True)]
+
+
+def _joined(before: list[Hypothesis], further: list[Hypothesis]) -> list[Hypothesis]:
+    """The hypotheses of a text's pieces so far and of its next one, each with that of the same rank."""
+    if not before:
+        return further
+    return [
+        Hypothesis(f"{one.text} {other.text}".strip(), one.score + other.score)
+        for one, other in zip(before, further, strict=True)
+    ]
+
+
+def _trained_length(model: Path) -> int | None:
+    """Subwords of the longest texts trained on, by the recipe beside a model; None where nothing says so."""
+    places = [model, model.parent.parent] if model.name.startswith("checkpoint-") else [model]
+    for place in places:
+        try:
+            length = read_yaml((place / "recipe.yaml").read_text("utf-8"))["training"]["max_length"]
+        except (OSError, ValueError, TypeError, LookupError, YamlTextError):
+            continue
+        if type(length) is int and length > 0:
+            return length
+    return None
 
 
 def _settings(search: Search) -> dict[str, Any]:

@@ -344,9 +344,13 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         return attention_mask
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels [batch, target] moved right by one, behind the start token."""
-        start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
-        shifted = torch.cat((start, labels[:, :-1]), dim=1)
+        """Labels [batch, target] moved right by one, the start token before the first that is not -100."""
+        shifted = F.pad(labels[:, :-1], (1, 0), value=-100)
+        is_real = labels != -100
+        # a row without labels starts at once
+        is_first = (is_real.cumsum(1) == 1) & is_real
+        is_first[:, 0] |= ~is_real.any(1)
+        shifted = shifted.masked_fill(is_first, self.config.decoder_start_token_id)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
     def forward(
@@ -370,10 +374,11 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         Args:
             input_ids, attention_mask: [batch, source]; the mask is 1 for tokens, 0 for padding.
             decoder_input_ids: [batch, chunk], the next tokens of the target; made from labels if absent.
-            decoder_attention_mask: [batch, target], cached tokens included.
+            decoder_attention_mask: [batch, target], cached tokens included. With labels, padding before the
+                start token is masked where this is absent.
             encoder_outputs: the encoder's result, in place of input_ids.
             cache: what the decoder has seen; given back, grown by the chunk.
-            labels: [batch, target]; -100 is left out of the loss.
+            labels: [batch, target]; -100 is left out of the loss, on either side.
             num_items_in_batch: divides the summed loss; default the number of labels here.
             output_attentions, output_hidden_states, return_dict: False, False and True or nothing at all;
                 here because `generate` says so.
@@ -392,6 +397,8 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
             if labels is None:
                 raise ValueError("forward needs decoder_input_ids or labels; got neither.")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if labels is not None and decoder_attention_mask is None:
+            decoder_attention_mask = self._left_padding_mask(decoder_input_ids)
         if cache is None and use_cache and labels is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
 
@@ -399,6 +406,16 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         logits = self.lm_head(states)
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=memory)
+
+    def _left_padding_mask(self, decoder_input_ids: Tensor) -> Tensor | None:
+        """The mask [batch, target] of what is not padding before the start; None where there is no such."""
+        padding = self.config.pad_token_id
+        if padding == self.config.decoder_start_token_id:
+            return None
+        # a compiled graph cannot ask, and gets the mask in any case
+        if not torch.compiler.is_compiling() and not bool((decoder_input_ids[:, :1] == padding).any()):
+            return None
+        return ((decoder_input_ids != padding).cumsum(1) > 0).long()
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
         smoothing = self.config.label_smoothing if self.training else 0.0

@@ -22,6 +22,7 @@ from relpos.translation.corpora import (
 )
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_folder_whole, write_text_whole
+from relpos.translation.generation import MOST_SUBWORDS
 from relpos.translation.recipe import DataSettings, Recipe, placed
 from relpos.translation.removal import remove_tables
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
@@ -77,8 +78,8 @@ def _prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepar
         f"{len(parts['validation']):,} to validate, {len(parts['test']):,} to test"
     )
     validation = _encode(parts["validation"], tokenizer, None)
-    if recipe.model.absolute_positions == "learned":
-        _check_lengths(validation, recipe.model.max_positions)
+    is_learned = recipe.model.absolute_positions == "learned"
+    _check_lengths(validation, recipe.model.max_positions if is_learned else None)
     return Prepared(
         train=train.remove_columns(["source", "target"]),
         validation=validation,
@@ -198,9 +199,14 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     write_folder_whole(folder, lambda draft: save_tokenizer(tokenizer, draft), is_ours=lambda path: False)
 
 
-def _check_lengths(validation: datasets.Dataset, max_positions: int) -> None:
+def _check_lengths(validation: datasets.Dataset, max_positions: int | None) -> None:
     for number, length in enumerate(validation["length"], start=1):
-        if length > max_positions:
+        if max_positions is None and length > MOST_SUBWORDS:
+            raise InputError(
+                f"validation pair {number} has {length} subwords, and at most {MOST_SUBWORDS} are translated "
+                "at once. Split the pair, or take it out."
+            )
+        if max_positions is not None and length > max_positions:
             raise InputError(
                 f"validation pair {number} has {length} subwords, and learned positions end at "
                 f"model.max_positions = {max_positions}. Raise that, or take the pair out."

@@ -1,40 +1,46 @@
 """Subwords: one BPE for both languages, with bytes to fall back on, so that nothing is unknown."""
 
 import json
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError, first_line
 from relpos.translation.limits import SMALLEST_VOCABULARY
+from relpos.translation.text import NORMALIZER, normal
 from relpos.translation.tokenizer_files import read_tokenizer
 
-_PAD, _BOS, _EOS, _UNK = "<pad>", "<s>", "</s>", "<unk>"
+# a word joiner ends each mark. Normalising takes it out of any text, so that "<s>" typed there is no mark,
+# while tokens that a user adds are found
+_PAD, _BOS, _EOS, _UNK = "<pad>\u2060", "<s>\u2060", "</s>\u2060", "<unk>\u2060"
 _MARKS = [_PAD, _BOS, _EOS, _UNK]
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+# characters of a word that are learned and encoded together: learning takes the square of them
+_LONGEST_WORD = 256
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """Learn `vocabulary` subwords from `texts`, both languages mixed; the same texts give the same ones.
 
     Words keep the space before them as "▁"; punctuation marks and digits stand alone; a character that
-    was not learned becomes its UTF-8 bytes. Encoding appends the end mark. Decoding gives back the text
-    in Unicode's form C, without one space at its beginning and with a space for each "▁"; all other white
-    space stays. `texts` is read twice: an iterator is held in memory, anything else is iterated again.
+    was not learned becomes its UTF-8 bytes; words of more than 256 characters are cut. Encoding normalises
+    as `text.normal` does and appends the end mark. Decoding gives back the normal text, with a space for
+    each "▁". `texts` is read twice: an iterator is held in memory, anything else is iterated again.
 
     Raises:
         InputError: the text holds fewer subwords than `vocabulary`.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=_UNK, byte_fallback=True))
-    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.normalizer = NORMALIZER
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True),
             pre_tokenizers.Split(Regex(r"(?!▁)[\p{P}\p{S}]|\p{Nd}"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(f".{{{_LONGEST_WORD}}}"), behavior="isolated"),
         ]
     )
     texts = list(texts) if isinstance(texts, Iterator) else texts
@@ -60,7 +66,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     tokenizer = _with_plain_bytes(tokenizer)
     end = tokenizer.token_to_id(_EOS)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {_EOS}", pair=f"$A {_EOS} $B {_EOS}", special_tokens=[(_EOS, end)]
+        single=["$A", _EOS], pair=["$A", _EOS, "$B", _EOS], special_tokens=[(_EOS, end)]
     )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -73,7 +79,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         unk_token=_UNK,
         padding_side="right",
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,  # a mark typed in a text is text
         model_input_names=["input_ids", "attention_mask"],
     )
 
@@ -82,7 +87,7 @@ def _frequent_characters(texts: Iterable[str], limit: int) -> list[str]:
     """The `limit` most frequent characters as the trainer sees them; of equally frequent ones the first."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update("▁" + unicodedata.normalize("NFC", text).replace(" ", "▁"))
+        counts.update("▁" + normal(text).replace(" ", "▁"))
     return sorted(counts, key=lambda character: (-counts[character], character))[:limit]
 
 

@@ -227,3 +227,29 @@ def test_a_damaged_catalog_is_told(install, failure, ending):
     file = importlib.metadata.distribution("fake").locate_file(path)
     file.write_bytes(b"msgid what\n\xff\xfe")
     assert f"{file} is not a gettext catalog (" in failure(catalogs=names)
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_a_catalog_is_read_with_any_ends_of_lines_and_its_texts_are_normalised(install, read, end):
+    path = "fake/de/LC_MESSAGES/a.po"
+    names = install({path: _catalog(("one", "eins"))})
+    file = importlib.metadata.distribution("fake").locate_file(path)
+    text = file.read_text("utf-8").replace("eins", "\ufeffu\u0308ber\u200ball\u00a0 ")
+    file.write_bytes(text.replace("\n", end).encode())
+    assert read(catalogs=names) == [("one", "\u00fcberall")]
+
+
+@pytest.mark.parametrize("ending", ["po", "mo"])
+def test_a_catalog_too_large_to_be_held_is_told_before_it_is_read(install, failure, monkeypatch, ending):
+    path = f"fake/de/LC_MESSAGES/a.{ending}"
+    names = install({path: _catalog(("one", "eins"))})
+    file = importlib.metadata.distribution("fake").locate_file(path)
+    monkeypatch.setattr(polib, f"{ending}file", None)
+    if ending == "po":
+        file.write_bytes(b'msgid "' + b"a" * (4 << 20) + b'"\nmsgstr "b"\n')
+        assert failure(catalogs=names) == (
+            f"{file}: line 1 has more than 4,194,304 bytes; take this catalog out."
+        )
+    with file.open("wb") as written:
+        written.truncate(65 << 20)
+    assert failure(catalogs=names) == f"{file} has more than 67,108,864 bytes; take this catalog out."

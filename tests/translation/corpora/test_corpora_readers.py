@@ -15,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from relpos.translation.corpora import Source, clean, join_corpora, read_corpus, read_lines, table
+from relpos.translation.corpora import (
+    MAX_LINE_BYTES,
+    Source,
+    clean,
+    join_corpora,
+    read_corpus,
+    read_lines,
+    table,
+)
 from relpos.translation.errors import InputError
 
 
@@ -53,14 +61,45 @@ def test_byte_order_mark_windows_ends_and_blank_lines_are_tolerated(tmp_path, re
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x85", "\r"])
 def test_only_a_line_feed_ends_a_line(tmp_path, read, sign):
     path = _write(tmp_path / "a.tsv", f"one{sign}two\teins\nthree\tdrei\n")
-    assert read(tsv=path) == [(f"one{sign}two", "eins"), ("three", "drei")]
+    assert read(tsv=path) == [("one two", "eins"), ("three", "drei")]
     files = _write(tmp_path / "en", f"one{sign}two\nthree\n"), _write(tmp_path / "de", "eins\ndrei\n")
-    assert read(files=files) == [(f"one{sign}two", "eins"), ("three", "drei")]
+    assert read(files=files) == [("one two", "eins"), ("three", "drei")]
 
 
-def test_texts_are_composed_and_stripped(tmp_path, read):
-    path = _write(tmp_path / "a.tsv", " u\u0308ber \t  a\u030a\u00a0\n")
-    assert read(tsv=path) == [("\u00fcber", "\u00e5")]
+def test_texts_are_normalised_from_every_kind_of_file(tmp_path, read):
+    left, right, pair = " u\u0308ber\u200b  all ", "a\u030a\u00a0\ufeff\u00ad", [("\u00fcber all", "\u00e5")]
+    assert read(tsv=_write(tmp_path / "a.tsv", f"{left}\t{right}\n")) == pair
+    assert read(jsonl=_write_jsonl(tmp_path / "a.jsonl", {"source": left, "target": right})) == pair
+    assert read(files=(_write(tmp_path / "en", left), _write(tmp_path / "de", right))) == pair
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
+def test_every_kind_of_file_has_as_many_lines_as_it_shows(tmp_path, read, end):
+    pairs = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+    path = _write(tmp_path / "a.tsv", end.join(map("\t".join, pairs)))
+    assert read(tsv=path) == pairs
+    columns = [end.join(column) + end for column in zip(*pairs, strict=True)]
+    assert read(files=(_write(tmp_path / "en", columns[0]), _write(tmp_path / "de", columns[1]))) == pairs
+    records = [json.dumps({"source": left, "target": right}) for left, right in pairs]
+    assert read(jsonl=_write(tmp_path / "a.jsonl", end.join(records))) == pairs
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_half_of_a_surrogate_pair_in_json_is_told_with_file_and_line(tmp_path, failure, side):
+    record = {"source": "a", "target": "b"} | {side: "ab\ud83d"}
+    path = _write_jsonl(tmp_path / "a.jsonl", {"source": "a", "target": "b"}, record)
+    assert failure(jsonl=path).startswith(
+        f"{path} line 2: field {side!r} has half of a surrogate pair, U+D83D, as character 3;"
+    )
+
+
+def test_a_line_too_long_is_told_with_file_and_line(tmp_path, failure):
+    path = _write(tmp_path / "a.tsv", b"one\teins\n" + b"x" * (MAX_LINE_BYTES + 1) + b"\ty\n")
+    assert failure(tsv=path).startswith(f"{path}: line 2 has more than 4,194,304 bytes; split the line")
+    jsonl = _write(tmp_path / "a.jsonl", b"{" + b" " * MAX_LINE_BYTES + b"}")
+    assert failure(jsonl=jsonl).startswith(f"{jsonl}: line 1 has more than 4,194,304 bytes;")
+    files = _write(tmp_path / "en", b"x" * (MAX_LINE_BYTES + 1)), _write(tmp_path / "de", "y\n")
+    assert failure(files=files).startswith(f"{files[0]}: line 1 has more than 4,194,304 bytes;")
 
 
 def test_a_last_line_without_end_counts(tmp_path, read):

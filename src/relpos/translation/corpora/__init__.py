@@ -5,9 +5,10 @@ from relpos.translation.corpora.numbers import NumberLines
 from relpos.translation.corpora.source import Source
 from relpos.translation.corpora.splitting import split
 from relpos.translation.corpora.table import check_corpus, join_corpora, read_corpus, recall_corpus
-from relpos.translation.corpora.textfile import read_lines
+from relpos.translation.corpora.textfile import MAX_LINE_BYTES, read_arrived, read_lines
 
 __all__ = [
+    "MAX_LINE_BYTES",
     "CleaningReport",
     "CleaningRules",
     "NumberLines",
@@ -15,6 +16,7 @@ __all__ = [
     "check_corpus",
     "clean",
     "join_corpora",
+    "read_arrived",
     "read_corpus",
     "read_lines",
     "recall_corpus",

@@ -19,6 +19,7 @@ from relpos.translation.corpora.skeleton import (
     placeholders,
     without_placeholders,
 )
+from relpos.translation.text import normal
 
 # raised whenever the rules judge a pair otherwise, so that older tables in a cache are not reused
 _VERSION = 2
@@ -50,7 +51,7 @@ _SLACK = 15
 
 
 class CleaningRules(BaseModel):
-    """What a pair must be to be kept. Kept texts are in Unicode normal form C, words with single spaces."""
+    """What a pair must be to be kept. Kept texts are normalised, see `text.normal`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -159,20 +160,16 @@ def clean(
 def _judge(batch: Mapping[str, Sequence[str]], rules: CleaningRules) -> dict[str, Any]:
     columns: dict[str, Any] = {"source": [], "target": [], _REASON: [], _PAIR: []}
     for source, target in zip(batch["source"], batch["target"], strict=True):
-        source, target = _tidy(source), _tidy(target)
+        source, target = normal(source), normal(target)
         columns["source"].append(source)
         columns["target"].append(target)
         columns[_REASON].append(_REASONS.index(_reason(source, target, rules)))
-        # no tidy text holds a line feed
+        # no normal text holds a line feed
         digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
         columns[_PAIR].append(int.from_bytes(digest, "little"))
     # without its dtype, pyarrow would take these for signed integers
     columns[_PAIR] = np.array(columns[_PAIR], dtype=np.uint64)
     return columns
-
-
-def _tidy(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def _reason(source: str, target: str, rules: CleaningRules) -> str:

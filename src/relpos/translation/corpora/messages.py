@@ -10,6 +10,7 @@ import polib
 
 from relpos.translation.corpora.readers import Pair
 from relpos.translation.corpora.skeleton import count_characters, protected
+from relpos.translation.corpora.textfile import MAX_LINE_BYTES
 from relpos.translation.errors import InputError
 
 # Zope's tools give messages a symbolic id and write the English text into a comment; \" stands for a quote
@@ -19,6 +20,9 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _SYMBOLIC = re.compile(r"[a-z0-9]+(?:[_.:-][A-Za-z0-9]+)*_[A-Za-z0-9_.:-]+")
 # names of pages and the like: Editing_dates. A word with a mark inside looks the same, and goes with them
 _JOINED_WORDS = re.compile(r"[^\s_]+(?:_[^\s_]+)+")
+
+# bytes of a catalog; the largest that people write have a tenth of them
+_MAX_BYTES = 64 << 20
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _SENTENCE_END = re.compile(r"(?<=[^\W\d_]{2}[.!?])\s+(?=[\"\u201c\u201e(]?[^\W\d_])")
@@ -50,8 +54,24 @@ def read_messages(path: Path) -> list[Pair]:
     return [part for pair in pairs for part in _parts(*_strip_marks(pair, marks))]
 
 
+def _check_size(path: Path) -> None:
+    """Refuse a catalog that polib would hold for long in much memory: it takes whole files."""
+    if path.stat().st_size > _MAX_BYTES:
+        raise InputError(f"{path} has more than {_MAX_BYTES:,} bytes; take this catalog out.")
+    if path.suffix == ".mo":
+        return
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise InputError(
+                    f"{path}: line {number} has more than {MAX_LINE_BYTES:,} bytes; take this catalog out."
+                )
+
+
 def _entries(path: Path) -> Iterator[polib.POEntry | polib.MOEntry]:
     try:
+        _check_size(path)
         catalog = polib.mofile(str(path)) if path.suffix == ".mo" else polib.pofile(str(path))
     except (OSError, ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a gettext catalog ({error}); install its package again.") from error

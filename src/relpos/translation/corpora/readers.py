@@ -11,6 +11,7 @@ from typing import Any
 
 from relpos.translation.corpora.textfile import read_lines
 from relpos.translation.errors import InputError
+from relpos.translation.text import normal
 
 Pair = tuple[str, str]
 
@@ -77,17 +78,18 @@ def read_jsonl(path: Path, fields: tuple[str, str] = ("source", "target")) -> It
 
 
 def pick(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return the text of a field, plain or dotted.
+    """Return the text of a field, plain or dotted, normalised.
 
     Raises:
-        InputError: there is no such field (the nearest name is told), or it holds no text.
+        InputError: there is no such field (the nearest name is told), or it holds no text, or half of a
+            surrogate pair.
     """
     value = record[field] if field in record else _descend(record, field, where)
     if not isinstance(value, str):
         raise InputError(
             f"{where}: field {field!r} must hold text and holds {_json_kind(value)}; choose another field."
         )
-    return value
+    return normal(value, f"{where}: field {field!r}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

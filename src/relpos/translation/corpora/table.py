@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -27,9 +26,10 @@ from relpos.translation.corpora.readers import read_aligned, read_jsonl, read_ts
 from relpos.translation.corpora.source import Source
 from relpos.translation.corpora.textfile import check_is_file
 from relpos.translation.errors import InputError
+from relpos.translation.text import normal
 
 # raised whenever the readers change what they yield, so that older tables are not reused
-_READERS_VERSION = 1
+_READERS_VERSION = 2
 
 _FIELDS = ("source", "target")
 
@@ -37,8 +37,7 @@ _FIELDS = ("source", "target")
 def read_corpus(source: Source, source_language: str, target_language: str, cache: Path) -> datasets.Dataset:
     """Read one corpus into a memory-mapped table with the columns `source` and `target`.
 
-    Texts are in Unicode normal form C, without surrounding white space. Nothing is left out here; see
-    `clean`.
+    Texts are normalised, see `text.normal`. Nothing is left out here; see `clean`.
 
     Args:
         source: where the pairs come from; `numbers` adds a column `items`, how many numbers the line holds.
@@ -59,11 +58,13 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
     key = json.dumps([_READERS_VERSION, spec, source_language, target_language, opened.key], sort_keys=True)
     columns = ("source", "target", "items") if source.numbers else ("source", "target")
 
+    name = f"a text of the corpus {source}"
+
     def rows() -> Iterator[dict[str, Any]]:
         count = 0
         for left, right, *items in islice(opened.pairs(), source.limit):
             count += 1
-            values = (_normal(left), _normal(right), *items)
+            values = (normal(left, name), normal(right, name), *items)
             yield dict(zip(columns, values, strict=True))
         if not count:
             raise InputError(_empty(source))
@@ -182,7 +183,3 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _normal(text: str) -> str:
-    return unicodedata.normalize("NFC", text).strip()

@@ -1,52 +1,77 @@
 """Lines of a text file or of standard input, plain or gzipped, in UTF-8.
 
-Only a line feed ends a line: the signs that `str.splitlines` also breaks at (U+2028, form feed, ...) stay
-inside. What cannot be read is an `InputError` that names the file, the line and the byte.
+Only a line feed ends a line, with or without a carriage return before it: the signs that `str.splitlines`
+also breaks at (U+2028, form feed, ...) stay inside, and so does a stray carriage return. Where text begins
+with carriage returns alone, as on old Macs, these end lines too. What cannot be read is an `InputError` that
+names the file, the line and the byte. Memory is bounded by the longest line allowed.
 """
 
 from __future__ import annotations
 
 import errno
-import gzip
+import re
+import select
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from relpos.translation.corpora.foreign import HEAD_BYTES, foreign_kind
 from relpos.translation.errors import InputError
 
+# bytes of a line, its end left out: far more than a pair that teaches anything
+MAX_LINE_BYTES = 4 << 20
+
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_LINE_FEED, _ANY_END = re.compile(b"\n"), re.compile(b"\r\n|\r|\n")
+_BLOCK = 1 << 16
 
 
-def read_lines(file: Path | BinaryIO) -> Iterator[str]:
+def read_lines(file: Path | BinaryIO, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
     """Yield the lines of UTF-8 text without their ends; byte-order mark and Windows line ends are tolerated.
 
     Args:
         file: a path, or an open stream such as `sys.stdin.buffer`, which stays open; gzip is recognised by
             its first two bytes, whatever the name.
+        max_line_bytes: of one line, its end left out.
     Raises:
-        InputError: the file is missing, a folder, unreadable, a damaged gzip, or not UTF-8.
+        InputError: the file is missing, a folder, unreadable, a damaged gzip, not UTF-8, or has a longer
+            line.
+    """
+    for lines in read_arrived(file, max_line_bytes):
+        yield from lines
+
+
+def read_arrived(
+    file: Path | BinaryIO, max_line_bytes: int = MAX_LINE_BYTES, at_once: int = 1
+) -> Iterator[list[str]]:
+    """Yield lines as `read_lines` does, in lists: all that can be read without waiting.
+
+    A list is handed over when it has `at_once` lines, at the end, and whenever the next block would have to
+    be waited for: a pipe or a terminal on which somebody waits for an answer gets it line by line. No list
+    is empty, and none has more lines than `at_once` and one block.
     """
     name = str(file) if isinstance(file, Path) else "standard input"
-    offset = 0
+    splitter = _Splitter(name, max_line_bytes)
+    lines: list[str] = []
     try:
-        with _open(file, name) as stream:
-            for number, raw in enumerate(stream, start=1):
-                start = offset
-                offset += len(raw)
-                if number == 1 and raw.startswith(_BYTE_ORDER_MARK):
-                    raw = raw[len(_BYTE_ORDER_MARK) :]
-                    start += len(_BYTE_ORDER_MARK)
-                line = raw[:-1] if raw.endswith(b"\n") else raw
-                line = line[:-1] if line.endswith(b"\r") else line
-                yield _decode(line, name, number, start)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        with _open(file) as source:
+            is_packed, is_first = isinstance(source, _Unpacked), True
+            while block := source.read():
+                if is_first and (kind := foreign_kind(block[:HEAD_BYTES])):
+                    raise InputError(f"{name}{' (unpacked)' if is_packed else ''} {kind}.")
+                is_first = False
+                lines += splitter.feed(block)
+                if lines and (len(lines) >= at_once or not source.is_ready()):
+                    yield lines
+                    lines = []
+            lines += splitter.end()
+    except (EOFError, zlib.error) as error:
         raise InputError(
-            f"{name} is damaged or truncated gzip (readable up to byte {offset} of its text); "
+            f"{name} is damaged or truncated gzip (readable up to byte {splitter.offset} of its text); "
             "copy or download it again."
         ) from error
     except OSError as error:
@@ -55,6 +80,8 @@ def read_lines(file: Path | BinaryIO) -> Iterator[str]:
         raise InputError(
             f"{name} cannot be read: {error.strerror or error}; check the path and its rights."
         ) from error
+    if lines:
+        yield lines
 
 
 def check_is_file(path: Path) -> None:
@@ -65,20 +92,144 @@ def check_is_file(path: Path) -> None:
         raise InputError(f"{path} does not exist (seen from {Path.cwd()}); check the path.")
 
 
+class _Splitter:
+    """Lines out of blocks of bytes; what has no end yet is kept."""
+
+    def __init__(self, name: str, max_line_bytes: int) -> None:
+        self.name, self.max_line_bytes = name, max_line_bytes
+        self.number = self.offset = 0  # lines, and their bytes, given so far
+        self._kept: list[bytes] = []
+        self._num_kept = 0  # bytes
+        self._is_old_mac: bool | None = None  # None: no end of a line has come
+        self._was_return = False  # the last line ended with the last byte of its block, a carriage return
+
+    def feed(self, block: bytes) -> Iterator[str]:
+        """The lines that end in `block`."""
+        if self._was_return:
+            self._was_return = False
+            if block.startswith(b"\n"):
+                # a Windows end, cut in two
+                self._is_old_mac = False
+                self.offset += 1
+                block = block[1:]
+        if self._is_old_mac is None and (b"\n" in block or b"\r" in block):
+            self._is_old_mac = b"\n" not in block
+        start = 0
+        for end in (_ANY_END if self._is_old_mac else _LINE_FEED).finditer(block):
+            self._was_return = end[0] == b"\r" and end.end() == len(block)
+            yield self._line(block[start : end.start()], len(end[0]))
+            start = end.end()
+        self._keep(block[start:])
+
+    def end(self) -> Iterator[str]:
+        """The last line, if it has no end."""
+        if self._num_kept:
+            yield self._line(b"", 0)
+
+    def _keep(self, part: bytes) -> None:
+        if part:
+            self._kept.append(part)
+            self._num_kept += len(part)
+            self._check(self._num_kept - 1)  # a carriage return at its end does not count
+
+    def _check(self, length: int) -> None:
+        if length > self.max_line_bytes:
+            raise InputError(
+                f"{self.name}: line {self.number + 1} has more than {self.max_line_bytes:,} bytes; split the "
+                "line, or check that this is text; relpos translate has --max-line-bytes."
+            )
+
+    def _line(self, last: bytes, end: int) -> str:
+        """The line out of what was kept and its last bytes; `end` bytes follow that are none of it."""
+        raw = b"".join([*self._kept, last])
+        self._check(len(raw.removesuffix(b"\r")))
+        self._kept, self._num_kept = [], 0
+        self.number += 1
+        start = self.offset
+        self.offset += len(raw) + end
+        if self.number == 1 and raw.startswith(_BYTE_ORDER_MARK):
+            raw = raw[len(_BYTE_ORDER_MARK) :]
+            start += len(_BYTE_ORDER_MARK)
+        return _decode(raw.removesuffix(b"\r"), self.name, self.number, start)
+
+
+class _Plain:
+    """Bytes of a stream as they come."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._first = stream, b""
+        # a stream that cannot hand over what it has is read by blocks
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+
+    def begins_with(self, start: bytes) -> bool:
+        """Whether these are the first bytes; waits until that is known, and no longer."""
+        while len(self._first) < len(start) and start.startswith(self._first):
+            more = self._read(_BLOCK)
+            if not more:
+                break
+            self._first += more
+        return self._first.startswith(start)
+
+    def read(self) -> bytes:
+        """Up to a block of bytes, as soon as there is one; none at the end."""
+        first, self._first = self._first, b""
+        return first or self._read(_BLOCK)
+
+    def is_ready(self) -> bool:
+        """Whether more can be read without waiting for it."""
+        try:
+            return bool(self._first or select.select([self._stream], [], [], 0)[0])
+        except ValueError:
+            # memory, and no file of the system
+            return True
+        except OSError:
+            # Windows selects among sockets alone
+            return False
+
+
+class _Unpacked:
+    """Text of a gzipped stream as it comes; `gzip` would wait for whole blocks, on a pipe too."""
+
+    def __init__(self, packed: _Plain) -> None:
+        self._packed = packed
+        self._member = zlib.decompressobj(wbits=31)  # with gzip's header and check sum
+        self._rest = b""  # packed bytes read
+        self._has_more = False  # text that was unpacked and did not fit into a block
+
+    def read(self) -> bytes:
+        """Up to a block of bytes, as soon as there is one; none at the end."""
+        while True:
+            packed = self._rest or (b"" if self._has_more else self._packed.read())
+            if self._member.eof:
+                # another member may follow, zeros between them
+                packed = packed.lstrip(b"\0")
+                while not packed and (more := self._packed.read()):
+                    packed = more.lstrip(b"\0")
+                if not packed:
+                    return b""
+                self._member = zlib.decompressobj(wbits=31)
+            elif not packed and not self._has_more:
+                raise EOFError
+            text = self._member.decompress(packed, _BLOCK)
+            self._rest = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            self._has_more = len(text) == _BLOCK and not self._member.eof
+            if text:
+                return text
+
+    def is_ready(self) -> bool:
+        """Whether more can be read without waiting for it."""
+        return bool(self._rest) or self._has_more or self._packed.is_ready()
+
+
 @contextmanager
-def _open(file: Path | BinaryIO, name: str) -> Iterator[Iterable[bytes]]:
-    """Give the lines of a path or a stream, unpacked; a stream is left open."""
+def _open(file: Path | BinaryIO) -> Iterator[_Plain | _Unpacked]:
+    """Open a path or a stream; a stream is left open."""
     with ExitStack() as stack:
         if isinstance(file, Path):
             check_is_file(file)
-            file = stack.enter_context(file.open("rb"))
-        # a stream that cannot look ahead is taken as plain
-        peek = getattr(file, "peek", lambda size: b"")
-        is_gzip = peek(len(_GZIP))[: len(_GZIP)] == _GZIP
-        unpacked = stack.enter_context(gzip.open(file)) if is_gzip else None
-        if kind := foreign_kind(unpacked.peek(HEAD_BYTES) if unpacked else peek(HEAD_BYTES)):
-            raise InputError(f"{name}{' (unpacked)' if is_gzip else ''} {kind}.")
-        yield unpacked or file
+            file = cast(BinaryIO, stack.enter_context(file.open("rb")))
+        plain = _Plain(file)
+        yield _Unpacked(plain) if plain.begins_with(_GZIP) else plain
 
 
 def _decode(line: bytes, name: str, number: int, start: int) -> str:
