@@ -32,10 +32,14 @@ _SAME_TRAINING = (
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train."""
+    """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train.
+
+    `format` is 1 for runs begun when the schedule's first step was 0, else 2.
+    """
 
     checkpoint: Path | None
     is_finished: bool
+    format: int = 2
 
 
 def begin_run(recipe: Recipe, run: Path) -> OpenRun:

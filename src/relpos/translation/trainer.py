@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
 from relpos.translation.runs import mark_finished
+from relpos.translation.schedule import share_of_peak
 
 
 class RelposTrainer(Seq2SeqTrainer):
@@ -44,6 +46,7 @@ class RelposTrainer(Seq2SeqTrainer):
         train_dataset, eval_dataset: as `Prepared` holds them.
         metrics: file that receives every logged line as JSON.
         stopped: a signal that came is put here; the trainer then saves and stops.
+        first_step: of the schedule, at the first update (schedule.py).
     """
 
     model: RelposForConditionalGeneration
@@ -61,6 +64,7 @@ class RelposTrainer(Seq2SeqTrainer):
         settings: TrainingSettings,
         metrics: Path,
         stopped: list[int],
+        first_step: int = 1,
     ) -> None:
         super().__init__(
             model=model,
@@ -70,7 +74,7 @@ class RelposTrainer(Seq2SeqTrainer):
             processing_class=tokenizer,
             data_collator=PairCollator(tokenizer.pad_token_id),
         )
-        self.settings = settings
+        self.settings, self._first_step = settings, first_step
         self._stopped = stopped
         self._collate = PairCollator(tokenizer.pad_token_id)
         self._seconds_before = 0.0
@@ -100,6 +104,18 @@ class RelposTrainer(Seq2SeqTrainer):
         """Take over the state in `checkpoint`, where training ended before."""
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.start_clock()
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The paper's schedule; transformers' own begins at step 0, with a rate of 0."""
+        if self.lr_scheduler is None:
+            given = self.optimizer if optimizer is None else optimizer
+            assert given is not None
+            share = partial(share_of_peak, warmup=self.settings.warmup, first_step=self._first_step)
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(given, share)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
 
     def get_train_dataloader(self) -> EpochLoader:
         """Batches of this process, reshuffled each epoch."""
