@@ -217,7 +217,9 @@ def translate(
     with _written(output) as write:
         for chunk in _chunks(_lines(file), 8192):
             with _progress(len(chunk)) as advance:
-                found = translator.translate(chunk, search, prefix=prefix, progress=advance)
+                found = translator.translate(
+                    chunk, search, prefix=prefix, with_scores=as_json, progress=advance
+                )
             if as_json:
                 records = (
                     {"source": source, "hypotheses": [vars(hypothesis) for hypothesis in hypotheses]}

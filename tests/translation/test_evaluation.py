@@ -28,8 +28,11 @@ class Echo:
         texts: Sequence[str],
         search: Search | None = None,
         *,
+        with_scores: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> list[list[Hypothesis]]:
+        # a score is a pass of the model that nobody would read
+        assert not with_scores
         self.searches.append(search)
         if progress:
             progress(len(texts))

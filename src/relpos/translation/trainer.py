@@ -198,11 +198,12 @@ class RelposTrainer(Seq2SeqTrainer):
     def _translate(self, texts: list[str]) -> list[str]:
         """Greedy translations, each process doing its share."""
         translator = Translator(self.model, self.processing_class)
-        search = Search(beams=1, tokens_per_batch=4 * self.settings.tokens_per_batch)
+        search = Search(beams=1, tokens_per_batch=self.settings.tokens_per_batch)
         mine = texts[self.args.process_index :: self.args.world_size]
-        found = gather_object([[best[0].text for best in translator.translate(mine, search)]])
+        best = [found[0].text for found in translator.translate(mine, search, with_scores=False)]
+        shares = gather_object([best])
         hypotheses = [""] * len(texts)
-        for process, share in enumerate(found):
+        for process, share in enumerate(shares):
             hypotheses[process :: self.args.world_size] = share
         return hypotheses
 
