@@ -88,12 +88,13 @@ def run_experiment(
     steps = plan(experiment, overrides or [])
     for task, variant, recipe in steps:
         _check_settings(task, variant, recipe, out, done)
-    for task, variant, recipe in steps:
+    for number, (task, variant, recipe) in enumerate(steps, start=1):
+        name = f"run {number} of {len(steps)}: {task.name}, {variant}"
         if (task.name, variant) in done:
-            report(f"{task.name}, {variant}: done before")
+            report(f"{name}: done before")
             continue
         run = out / task.name / variant
-        report(f"{task.name}, {variant}")
+        report(name)
         model = train(recipe, run, resume=has_begun(run), report=report)
         record = {"task": task.name, "title": task.title, "variant": variant}
         record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}

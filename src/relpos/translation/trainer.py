@@ -92,7 +92,12 @@ class RelposTrainer(Seq2SeqTrainer):
     @property
     def seconds(self) -> float:
         """Time spent training, validation included, over all resumptions of the run."""
-        return self._seconds_before + time.perf_counter() - self._started
+        return self._seconds_before + self.session_seconds
+
+    @property
+    def session_seconds(self) -> float:
+        """Time since training began or went on in this process."""
+        return time.perf_counter() - self._started
 
     def start_clock(self) -> None:
         """Begin to count seconds where an earlier session ended."""
@@ -234,12 +239,14 @@ class _Progress(TrainerCallback):
     def __init__(self, trainer: RelposTrainer, path: Path) -> None:
         self.trainer, self.path = trainer, path
         self.bar: tqdm | None = None
+        self.resumed_at = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
     ) -> None:
         """Start the clock and open the bar."""
         self.trainer.start_clock()
+        self.resumed_at = state.global_step
         if state.is_world_process_zero:
             self.bar = tqdm(
                 total=state.max_steps,
@@ -270,7 +277,14 @@ class _Progress(TrainerCallback):
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-        tqdm.write(_line(state.global_step, logs), file=sys.stderr)
+        tqdm.write(_line(state, logs, self._seconds_left(state)), file=sys.stderr)
+
+    def _seconds_left(self, state: TrainerState) -> float:
+        """What the rest will take at the pace of this session, validations included."""
+        trainer, limit = self.trainer, self.trainer.settings.minutes
+        made, still = state.global_step - self.resumed_at, state.max_steps - state.global_step
+        rest = trainer.session_seconds / made * still if made > 0 else math.inf
+        return rest if limit is None else max(0.0, min(rest, 60 * limit - trainer.seconds))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
@@ -326,14 +340,26 @@ class _Stop(TrainerCallback):
             control.should_training_stop = True
 
 
-def _line(step: int, logs: dict[str, float]) -> str:
+def _line(state: TrainerState, logs: dict[str, float], seconds_left: float) -> str:
     """What a person reads of a logged line."""
+    update = f"update {state.global_step:>{len(f'{state.max_steps:,}')},} of {state.max_steps:,}"
+    rest = _told_time(seconds_left) if state.global_step < state.max_steps else ""
     if "eval_loss" in logs:
         return (
-            f"update {step:>6,}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
-            f"chrF {logs['eval_chrf']:.2f}  exact {logs['eval_exact']:.1%}"
+            f"{update}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
+            f"chrF {logs['eval_chrf']:.2f}  exact {logs['eval_exact']:.1%}{rest}"
         )
     return (
-        f"update {step:>6,}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
-        f"{logs['target_tokens_per_second']:,.0f} target tokens/s"
+        f"{update}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
+        f"{logs['target_tokens_per_second']:,.0f} target tokens/s{rest}"
     )
+
+
+def _told_time(seconds: float) -> str:
+    """The end of a line that says how long it will take; nothing where that is not known."""
+    if seconds == math.inf:
+        return ""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"  about {seconds / length:.{1 if unit == 'h' else 0}f} {unit} left"
+    return f"  about {seconds:.0f} s left"
