@@ -1,6 +1,7 @@
 """Numbers of training that no run shows at a glance: arguments, losses, limits, what is kept."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,3 +211,37 @@ def test_rows_have_the_length_of_their_longer_side_and_none_is_too_long(
 def test_a_batch_fills_its_budget_to_the_last_token() -> None:
     assert sorted(len(batch) for batch in TokenBatches([4] * 11, 20)) == [1, 5, 5]
     assert sorted(len(batch) for batch in TokenBatches([4] * 11, 19)) == [3, 4, 4]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
+def test_each_process_translates_its_share_and_all_have_every_line_in_order(
+    monkeypatch: pytest.MonkeyPatch, num_processes: int
+) -> None:
+    texts = ["one", "two", "three", "four"]
+    shares: list[list[str]] = []
+    monkeypatch.setattr(
+        trainer_module.Translator,
+        "translate",
+        lambda _, mine, *rest, **options: [[SimpleNamespace(text=text.upper())] for text in mine],
+    )
+
+    class GatheredError(Exception):
+        pass
+
+    def note(share: list[list[str]]) -> None:
+        shares.extend(share)
+        raise GatheredError
+
+    def process(index: int) -> Any:
+        arguments = SimpleNamespace(process_index=index, world_size=num_processes)
+        settings = SimpleNamespace(tokens_per_batch=8)
+        return SimpleNamespace(args=arguments, settings=settings, model=None, processing_class=None)
+
+    monkeypatch.setattr(trainer_module, "gather_object", note)
+    for index in range(num_processes):
+        with pytest.raises(GatheredError):
+            RelposTrainer._translate(process(index), texts)
+    assert sorted(chain.from_iterable(shares)) == sorted(text.upper() for text in texts)
+    monkeypatch.setattr(trainer_module, "gather_object", lambda share: shares)
+    for index in range(num_processes):
+        assert RelposTrainer._translate(process(index), texts) == [text.upper() for text in texts]
