@@ -77,6 +77,20 @@ def test_norms_stand_before_blocks_and_at_the_end_or_after_blocks() -> None:
             torch.testing.assert_close(x.var(-1, unbiased=False), torch.ones(1, 8), atol=1e-2, rtol=0)
 
 
+def test_each_activation_gives_other_outputs() -> None:
+    ids = torch.arange(4, 12)[None]
+    states = [model(activation=name).eval()(ids, labels=ids).logits for name in ("relu", "gelu", "silu")]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.allclose(states[one], states[other], atol=1e-4)
+
+
+def test_tables_are_one_for_all_heads_or_one_for_each() -> None:
+    for is_per_head, shape in ((False, (33, 8)), (True, (2, 33, 8))):
+        attention = model(relative_per_head=is_per_head).encoder.layers[0].self_attn
+        assert attention.relative_position_keys.shape == shape
+        assert attention.relative_position_values.shape == shape
+
+
 # hypotheses
 
 
