@@ -28,6 +28,11 @@ demo: $(VENV)/.demo  ## train and compare two small translators on real text; re
 # a process for each core, up to four; one that has run out of tests takes over some of another
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
+# threads that wait spin for a short while only, as in the commands; what is set already stays
+ifeq ($(OMP_WAIT_POLICY),)
+test test-slow sanitize: export GOMP_SPINCOUNT ?= 10000
+endif
+
 test: $(VENV)/.dev  ## every test that takes seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 

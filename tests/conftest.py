@@ -116,6 +116,12 @@ def small_values(**training: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(name="small_values")
+def small_values_of_a_recipe() -> dict[str, Any]:
+    """The values of the small recipe, to be changed."""
+    return small_values()
+
+
 @pytest.fixture
 def small_recipe() -> "Callable[..., Recipe]":
     """Make the small recipe, with changes to its section `training`."""

@@ -92,6 +92,7 @@ def test_wheel_has_the_kernel_and_fits_every_python_of_the_platform(build: Build
     assert re.fullmatch(r"relpos-[\d.]+-py3-none-(linux|macosx)_\w+\.whl", _wheel(tmp_path).name)
     names = _contents(_wheel(tmp_path))
     assert KERNEL in names
+    assert "_relpos_command.py" in names
     assert "relpos/recipes/experiments/demo.yaml" in names
     assert not [name for name in names if name.endswith((".cpp", ".h", ".o"))]
 

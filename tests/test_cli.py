@@ -450,6 +450,23 @@ def test_line_break_in_a_hypothesis_makes_no_further_line(
     assert json.loads(text)["hypotheses"][0]["text"] == "eins\nzwei\r\ndrei\u2028"
 
 
+def test_scores_are_computed_where_they_are_printed_alone(
+    relpos: Callable[..., Outcome], numbers_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def translate(self: Translator, texts: list[str], *rest: object, **options: object) -> list:
+        asked.append(options["with_scores"])
+        return [[Hypothesis("eins", -0.5)] for _ in texts]
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    relpos("translate", numbers_run, stdin=b"one\n")
+    _, out, _ = relpos("translate", numbers_run, "--json", stdin=b"one\n")
+    assert json.loads(out)["hypotheses"] == [{"text": "eins", "score": -0.5}]
+    relpos("evaluate", numbers_run, "--data", _pairs(tmp_path, "one\teins\n"))
+    assert asked == [False, True, False]
+
+
 def test_evaluation_without_a_test_set_is_wrong_use(
     fault: Callable[..., str], numbers_run: Path, tmp_path: Path
 ) -> None:

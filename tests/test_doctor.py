@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+import _relpos_command
 import relpos
 from relpos import _dispatch, explain_backends
-from relpos._doctor import cases, compiled, examine, machine, report, software, write_report
+from relpos._doctor import cases, compiled, examine, machine, report, software, waiting, write_report
 from relpos._doctor.alone import run_alone
 from relpos._doctor.finding import NO_BREAK, Complain, Finding
 from relpos.backends import cpu, triton
@@ -259,6 +260,60 @@ def test_a_limit_above_the_cores_is_told_once(
     monkeypatch.setattr(machine, "num_cores", lambda: 2)
     found = {told: advice for told, advice in _problems().items() if "threads" in told or "OMP" in told}
     assert found == ({problem: THREADS_ADVICE} if problem else {})
+
+
+def test_a_quota_of_its_container_limits_the_threads_that_suit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: 16)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("RELPOS_CHOSEN", "GOMP_SPINCOUNT,OMP_NUM_THREADS")
+    found = examine()
+    assert not [name for name, _ in found.problems if "threads" in name]
+    assert "1.5 CPUs by the quota" in found.sections["machine"]["processor"].text
+    assert found.sections["machine"]["threads"].text.endswith("chosen by this command for the quota")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert "torch computes with 16 threads on 2 cores: they wait." in _problems()
+
+
+@pytest.mark.parametrize(
+    ("set_to", "told", "is_long"),
+    [
+        ({}, "its default", True),
+        ({"GOMP_SPINCOUNT": "10000"}, "GOMP_SPINCOUNT=10000", False),
+        ({"GOMP_SPINCOUNT": "infinite"}, "GOMP_SPINCOUNT=infinite", True),
+        ({"GOMP_SPINCOUNT": "300000"}, "GOMP_SPINCOUNT=300000", True),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, "OMP_WAIT_POLICY=PASSIVE", False),
+        ({"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY=active", True),
+        (
+            {"GOMP_SPINCOUNT": "10000", "RELPOS_CHOSEN": "GOMP_SPINCOUNT"},
+            "GOMP_SPINCOUNT=10000, chosen by this command",
+            False,
+        ),
+    ],
+)
+def test_how_threads_wait_is_told_and_is_a_problem_on_a_busy_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], told: str, is_long: bool
+) -> None:
+    for name in (*waiting._NAMES, "RELPOS_CHOSEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(waiting, "_library", lambda: "libgomp")
+    for load, is_busy in ((12.0, True), (1.0, False)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        monkeypatch.setattr(waiting, "num_cores", lambda: 2)
+        problems: list[str] = []
+        found = waiting._waiting(lambda problem, advice, told=problems: told.append(problem))
+        assert found.text.splitlines()[0] == f"libgomp: {told}"
+        assert found.value["chosen"] == (["GOMP_SPINCOUNT"] if "RELPOS_CHOSEN" in set_to else [])
+        busy = "the machine is busy (6.0 tasks a core), and threads that wait spin for long."
+        assert problems == ([busy] if is_busy and is_long else [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux the doctor sees which OpenMP is loaded")
+def test_the_openmp_that_torch_has_loaded_is_told() -> None:
+    assert examine().sections["machine"]["waiting"].value["library"] in ("libgomp", "libiomp5", "libomp")
 
 
 def test_without_proc_the_processor_has_the_name_of_its_kind(
@@ -731,6 +786,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.
         _link(distribution, site)
     _link(importlib.metadata.distribution("relpos"), site)
     (site / "relpos").symlink_to(Path(relpos.__file__).parent)
+    (site / "_relpos_command.py").symlink_to(str(_relpos_command.__file__))
 
     def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         # -S leaves out the folder of installed packages; torch itself warns where NumPy is missing

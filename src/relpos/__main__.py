@@ -1,5 +1,5 @@
 """`python -m relpos` is the command `relpos`."""
 
-from relpos.cli import main
+from _relpos_command import main_of_module
 
-main()
+main_of_module()

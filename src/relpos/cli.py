@@ -283,6 +283,7 @@ def translate(
                     prefix=prefix,
                     split_long=split_long,
                     first_line=first_line,
+                    with_scores=as_json,
                     progress=advance,
                 )
             first_line += len(chunk)

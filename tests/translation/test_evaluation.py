@@ -1,5 +1,6 @@
 """Scores: perfect ones are perfect, signatures say how they were made, and buckets share the segments out."""
 
+import inspect
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relpos.cli import evaluate as evaluate_command
 from relpos.translation.evaluation import evaluate, score, score_by_length
+from relpos.translation.experiments import Task
 from relpos.translation.generation import Hypothesis, Search
 
 REFERENCES = ["The green house is old .", "A cat sat on the red mat .", "Two dogs ran far away today ."]
@@ -28,8 +31,11 @@ class Echo:
         texts: Sequence[str],
         search: Search | None = None,
         *,
+        with_scores: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> list[list[Hypothesis]]:
+        # a score is a pass of the model that nobody would read
+        assert not with_scores
         self.searches.append(search)
         if progress:
             progress(len(texts))
@@ -145,6 +151,13 @@ def test_evaluation_scores_the_best_hypotheses_in_order() -> None:
     assert found.length_unit == "words in the source"
     assert [(x.shortest, x.longest, x.scores.segments) for x in found.buckets] == [(6, 8, 3)]
     assert sum(counts) == 3
+
+
+def test_buckets_have_the_edges_of_the_command_and_of_experiments() -> None:
+    default = list(inspect.signature(evaluate).parameters["edges"].default)
+    assert default == Task(name="a", title="a", recipe="a").edges == [5, 10, 20, 40]
+    option = inspect.signature(evaluate_command).parameters["lengths"].default
+    assert option == ",".join(map(str, default))
 
 
 def test_items_replace_words_as_the_length() -> None:

@@ -76,7 +76,7 @@ def test_what_is_done_is_not_done_again(experiment: Experiment, trained: Trained
     assert trained == [(tmp_path / "numbers" / name, False) for name in ("relative", "none")]
     assert run_experiment(experiment, tmp_path, report=told.append) == first
     assert len(trained) == 2
-    assert told == ["numbers, relative: done before", "numbers, none: done before"]
+    assert told == ["run 1 of 2: numbers, relative: done before", "run 2 of 2: numbers, none: done before"]
 
 
 def test_a_line_cut_short_by_a_kill_is_done_again_and_spoils_no_other(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import random
 from pathlib import Path
 
@@ -340,6 +341,49 @@ def test_a_prefix_after_training_gives_what_the_model_says_when_teacher_forced(c
 
 def test_an_empty_prefix_is_none(copier) -> None:
     assert copier.translate(TEXTS[:4], prefix="") == copier.translate(TEXTS[:4])
+
+
+@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}])
+def test_without_scores_the_texts_are_the_same_and_the_source_is_read_once(copier, search) -> None:
+    reads: list[int] = []
+    hook = copier.model.encoder.register_forward_hook(lambda *_: reads.append(1))
+    try:
+        scored = copier.translate(TEXTS, Search(**search))
+        with_scores = len(reads)
+        found = copier.translate(TEXTS, Search(**search), with_scores=False)
+    finally:
+        hook.remove()
+    assert [[x.text for x in row] for row in found] == [[x.text for x in row] for row in scored]
+    assert {math.isnan(row[0].score) for row, text in zip(found, TEXTS, strict=True) if text.strip()} == {
+        True
+    }
+    assert len(reads) - with_scores == with_scores // 2
+
+
+def test_several_hypotheses_without_scores_are_refused(copier) -> None:
+    with pytest.raises(ValueError, match=r"n_best must be 1 where with_scores is False; got 2\."):
+        copier.translate(["cat"], Search(beams=2, n_best=2), with_scores=False)
+
+
+@pytest.mark.parametrize("kind", ["none", "sinusoidal", "learned"])
+def test_scores_in_small_parts_are_those_of_one_pass(copier, kind) -> None:
+    translator = runs_on(copier, 100)
+    config = translator.model.config.to_dict() | {"absolute_positions": kind, "relative_max_distance": 2}
+    model = RelposForConditionalGeneration(RelposConfig(**config)).eval()
+    translator = Translator(model, copier.tokenizer)
+    widths: list[int] = []
+    hook = model.lm_head.register_forward_hook(lambda _, given, out: widths.append(out[..., 0].numel()))
+    texts = ["red green", "blue one", "two three"]
+    try:
+        whole = translator.translate(texts, Search(beams=1, tokens_per_batch=4096), prefix="dog")
+        assert max(widths) > 64
+        widths.clear()
+        parts = translator.translate(texts, Search(beams=1, tokens_per_batch=32), prefix="dog")
+        assert max(widths) <= 32
+    finally:
+        hook.remove()
+    assert [row[0].text for row in parts] == [row[0].text for row in whole]
+    assert [row[0].score for row in parts] == pytest.approx([row[0].score for row in whole], abs=1e-5)
 
 
 def test_sampling_is_reproduced_by_torchs_seed_and_differs_without(copier) -> None:

@@ -1,5 +1,6 @@
 """Processor, memory and GPUs."""
 
+import math
 import os
 import platform
 import shutil
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from _relpos_command import CHOSEN, cpu_quota
 from relpos._doctor.finding import Complain, Finding, Probe
 
 
@@ -36,8 +38,10 @@ def devices(complain: Complain) -> Finding:
 
 def _processor(complain: Complain) -> Finding:
     name = _processor_name() or platform.processor() or platform.machine()
-    cores = num_cores()
-    return Finding({"name": name, "cores": cores}, f"{name}, {_count(cores, 'core')} for this process")
+    cores, quota = num_cores(), cpu_quota()
+    limit = "" if quota is None else f", {quota:g} CPUs by the quota of its control group"
+    value = {"name": name, "cores": cores, "quota": quota}
+    return Finding(value, f"{name}, {_count(cores, 'core')} for this process{limit}")
 
 
 def _processor_name() -> str | None:
@@ -75,6 +79,9 @@ def _instructions(complain: Complain) -> Finding:
 
 def _threads(complain: Complain) -> Finding:
     threads, cores = torch.get_num_threads(), num_cores()
+    quota = cpu_quota()
+    if quota is not None and math.ceil(quota) < cores:
+        cores = max(1, math.ceil(quota))
     limit = os.environ.get("OMP_NUM_THREADS")
     # OpenMP takes a list too, a number for each level; torch uses the first
     first = "" if limit is None else limit.partition(",")[0].strip()
@@ -92,7 +99,9 @@ def _threads(complain: Complain) -> Finding:
             f"torch computes with {threads}.",
             advice,
         )
+    by_command = "OMP_NUM_THREADS" in os.environ.get(CHOSEN, "").split(",")
     source = "" if limit is None else f", OMP_NUM_THREADS={limit}"
+    source += ", chosen by this command for the quota" if by_command else ""
     return Finding({"threads": threads, "OMP_NUM_THREADS": limit}, f"{threads} for torch{source}")
 
 

@@ -11,6 +11,7 @@ from relpos._doctor.compiled import compiled_probes
 from relpos._doctor.finding import NO_BREAK, Finding, Probe, Problem, ask
 from relpos._doctor.machine import devices, machine_probes
 from relpos._doctor.software import package_probes, version_probes
+from relpos._doctor.waiting import waiting_probes
 
 
 class Report(NamedTuple):
@@ -40,7 +41,7 @@ def examine() -> Report:
     sections: dict[str, dict[str, Probe]] = {
         "versions": version_probes(),
         "packages": package_probes(),
-        "machine": machine_probes(),
+        "machine": {**machine_probes(), **waiting_probes()},
         "compiled": compiled_probes(),
         "attention": attention_probes(names),
     }

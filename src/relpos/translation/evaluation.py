@@ -44,7 +44,8 @@ class Bucket:
 class Evaluation:
     """Scores of one test set, whole and by length, and the hypotheses behind them.
 
-    `length_unit` says what lengths count: words of the source, or items of a generated line.
+    `length_unit` says what lengths count: words of the source, or items of a generated line. The
+    hypotheses have no scores of the model.
     """
 
     scores: Scores
@@ -77,7 +78,8 @@ def evaluate(
         progress: called with the number of segments done since its last call.
     """
     sources, references = pairs["source"][:], [normal(text) for text in pairs["target"][:]]
-    best = [found[0] for found in translator.translate(sources, search, progress=progress)]
+    translated = translator.translate(sources, search, with_scores=False, progress=progress)
+    best = [found[0] for found in translated]
     hypotheses = [hypothesis.text for hypothesis in best]
     has_items = "items" in pairs.column_names
     lengths = pairs["items"][:] if has_items else [len(source.split()) for source in sources]

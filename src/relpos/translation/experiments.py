@@ -104,12 +104,13 @@ def run_experiment(
     _check_text(new)
     # of several processes the first holds the lock
     with working_in(out, _KIND) if PartialState().is_main_process else nullcontext():
-        for task, variant, recipe in steps:
+        for number, (task, variant, recipe) in enumerate(steps, start=1):
+            name = f"run {number} of {len(steps)}: {task.name}, {variant}"
             if (task.name, variant) in done:
-                report(f"{task.name}, {variant}: done before")
+                report(f"{name}: done before")
                 continue
             run = out / task.name / variant
-            report(f"{task.name}, {variant}")
+            report(name)
             model = train(recipe, run, resume=has_begun(run), report=report)
             record = {"task": task.name, "title": task.title, "variant": variant}
             record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}

@@ -33,9 +33,10 @@ _PIECE = 128
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation. `score` is log-probability, nats, over length^length_penalty; 0 for an empty line.
+    """One translation.
 
-    Of a text that was split it is the sum over its pieces.
+    `score` is log-probability, nats, over length^length_penalty; 0 for an empty line, nan where no scores
+    were asked for. Of a text that was split it is the sum over its pieces.
     """
 
     text: str
@@ -117,6 +118,7 @@ class Translator:
         prefix: str = "",
         split_long: bool = False,
         first_line: int = 1,
+        with_scores: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> list[list[Hypothesis]]:
         """The best hypotheses for each text, best first, in the order of `texts`.
@@ -132,6 +134,7 @@ class Translator:
             split_long: cut what is longer than the model was trained on at sentence ends, translate the
                 pieces and join them with spaces. The prefix begins the first piece.
             first_line: number of the first text in messages.
+            with_scores: False saves a pass of the model; then n_best must be 1, since scores rank.
             progress: called with the number of texts done since its last call.
         Warns:
             LongTextWarning: once, where texts are far longer than the model was trained on and stay whole.
@@ -140,11 +143,14 @@ class Translator:
             InputError: a text or the prefix has half of a surrogate pair (a ValueError too), or more
                 subwords than the model has learned positions, or than are translated at once; then nothing
                 is translated.
+            ValueError: several hypotheses without scores.
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of str; got one str. Put it in a list.")
         search = search or Search()
         self.check(search)
+        if search.n_best > 1 and not with_scores:
+            raise ValueError(f"n_best must be 1 where with_scores is False; got {search.n_best}.")
         texts = [normal(text, f"line {line}") for line, text in enumerate(texts, start=first_line)]
         prefix = normal(prefix, "the prefix")
         results: list[list[Hypothesis]] = [[Hypothesis("", 0.0)] for _ in texts]
@@ -159,7 +165,9 @@ class Translator:
             for group, limit in _groups(lengths, search.tokens_per_batch, self._room(start)):
                 batch = [members[i] for i in group]
                 with torch.inference_mode():
-                    hypotheses = self._generate([ids[member] for member in batch], start, limit, search)
+                    hypotheses = self._generate(
+                        [ids[member] for member in batch], start, limit, search, with_scores
+                    )
                 for member, best in zip(batch, hypotheses, strict=True):
                     found[member] = best
                     left[rows[member]] -= 1
@@ -243,7 +251,7 @@ class Translator:
         return last - len(start) + 1
 
     def _generate(
-        self, ids: list[list[int]], start: list[int], limit: int, search: Search
+        self, ids: list[list[int]], start: list[int], limit: int, search: Search, with_scores: bool
     ) -> list[list[Hypothesis]]:
         device = self.model.device
         batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
@@ -260,28 +268,46 @@ class Translator:
                 **_settings(search),
             )
             by_rank = sequences.unflatten(0, (len(ids), search.n_best)).unbind(1)
-            ranked = [self._read(batch, found, len(start), search.length_penalty) for found in by_rank]
+            ranked = [
+                self._read(found, self._scores(batch, found, len(start), search) if with_scores else None)
+                for found in by_rank
+            ]
         finally:
             self.model.train(was_training)
         return [
             sorted(found, key=lambda hypothesis: -hypothesis.score) for found in zip(*ranked, strict=True)
         ]
 
-    def _read(
-        self, batch: BatchEncoding, sequences: Tensor, num_given: int, length_penalty: float
-    ) -> list[Hypothesis]:
-        """Texts of one sequence per source, and their scores from one teacher-forced pass."""
+    def _read(self, sequences: Tensor, scores: Tensor | None) -> list[Hypothesis]:
+        """Texts of one sequence per source, with their scores."""
+        texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
+        values = [math.nan] * len(texts) if scores is None else scores.tolist()
+        return [Hypothesis(normal(text), score) for text, score in zip(texts, values, strict=True)]
+
+    def _scores(self, batch: BatchEncoding, sequences: Tensor, num_given: int, search: Search) -> Tensor:
+        """Scores [batch] of one sequence per source, from one teacher-forced pass."""
         tokens = sequences[:, 1:]
         ends = torch.isin(tokens, torch.tensor(self.model.config.eos_token_id, device=tokens.device))
         # greedy search fills with padding behind the end, beam search with further ends
         labels = tokens.masked_fill(ends.cumsum(1) - ends.long() > 0, -100)
         labels[:, : num_given - 1] = -100
-        logits = self.model(**batch, decoder_input_ids=sequences[:, :-1]).logits
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
-        lengths = (labels != -100).sum(1).clamp(min=1)
-        scores = -losses.view(labels.shape).sum(1) / lengths ** float(length_penalty)
-        texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
-        return [Hypothesis(normal(text), score) for text, score in zip(texts, scores.tolist(), strict=True)]
+        # so many tokens at once that their logits, [batch, chunk, vocabulary], stay within the budget
+        width = max(1, search.tokens_per_batch // len(tokens))
+        total = torch.zeros(len(tokens), device=tokens.device)
+        encoded, cache = self.model.encoder(batch["input_ids"], batch["attention_mask"]), None
+        for given, chunk in zip(sequences[:, :-1].split(width, 1), labels.split(width, 1), strict=True):
+            out = self.model(
+                attention_mask=batch["attention_mask"],
+                encoder_outputs=encoded,
+                decoder_input_ids=given,
+                cache=cache,
+                use_cache=True,
+            )
+            cache = out.cache
+            logits = out.logits.flatten(0, 1).float()
+            losses = F.cross_entropy(logits, chunk.flatten(), reduction="none")
+            total -= losses.view(chunk.shape).sum(1)
+        return total / (labels != -100).sum(1).clamp(min=1) ** float(search.length_penalty)
 
 
 def _joined(before: list[Hypothesis], further: list[Hypothesis]) -> list[Hypothesis]:

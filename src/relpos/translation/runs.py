@@ -38,7 +38,8 @@ _SAME_TRAINING = (
 class OpenRun:
     """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train.
 
-    `format` is that of its folder; 1 is a run begun before folders were marked.
+    `format` is that of its folder; 1 is a run begun before folders were marked, when the schedule's first
+    step was 0.
     """
 
     checkpoint: Path | None

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
 from relpos.translation.removal import keep_newest, remove_checkpoint
 from relpos.translation.runs import mark_finished
+from relpos.translation.schedule import share_of_peak
 
 
 class RelposTrainer(Seq2SeqTrainer):
@@ -47,6 +49,7 @@ class RelposTrainer(Seq2SeqTrainer):
         train_dataset, eval_dataset: as `Prepared` holds them.
         metrics: file that receives every logged line as JSON.
         stopped: a signal that came is put here; the trainer then saves and stops.
+        first_step: of the schedule, at the first update (schedule.py).
     """
 
     model: RelposForConditionalGeneration
@@ -64,6 +67,7 @@ class RelposTrainer(Seq2SeqTrainer):
         settings: TrainingSettings,
         metrics: Path,
         stopped: list[int],
+        first_step: int = 1,
     ) -> None:
         super().__init__(
             model=model,
@@ -73,7 +77,7 @@ class RelposTrainer(Seq2SeqTrainer):
             processing_class=tokenizer,
             data_collator=PairCollator(tokenizer.pad_token_id),
         )
-        self.settings = settings
+        self.settings, self._first_step = settings, first_step
         self._keep = max(settings.keep, settings.average)
         self._stopped = stopped
         self._collate = PairCollator(tokenizer.pad_token_id)
@@ -93,7 +97,12 @@ class RelposTrainer(Seq2SeqTrainer):
     @property
     def seconds(self) -> float:
         """Time spent training, validation included, over all resumptions of the run."""
-        return self._seconds_before + time.perf_counter() - self._started
+        return self._seconds_before + self.session_seconds
+
+    @property
+    def session_seconds(self) -> float:
+        """Time since training began or went on in this process."""
+        return time.perf_counter() - self._started
 
     def start_clock(self) -> None:
         """Begin to count seconds where an earlier session ended."""
@@ -105,6 +114,18 @@ class RelposTrainer(Seq2SeqTrainer):
         """Take over the state in `checkpoint`, where training ended before."""
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.start_clock()
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The paper's schedule; transformers' own begins at step 0, with a rate of 0."""
+        if self.lr_scheduler is None:
+            given = self.optimizer if optimizer is None else optimizer
+            assert given is not None
+            share = partial(share_of_peak, warmup=self.settings.warmup, first_step=self._first_step)
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(given, share)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
 
     def get_train_dataloader(self) -> EpochLoader:
         """Batches of this process, reshuffled each epoch."""
@@ -187,11 +208,12 @@ class RelposTrainer(Seq2SeqTrainer):
     def _translate(self, texts: list[str]) -> list[str]:
         """Greedy translations, each process doing its share."""
         translator = Translator(self.model, self.processing_class)
-        search = Search(beams=1, tokens_per_batch=4 * self.settings.tokens_per_batch)
+        search = Search(beams=1, tokens_per_batch=self.settings.tokens_per_batch)
         mine = texts[self.args.process_index :: self.args.world_size]
-        found = gather_object([[best[0].text for best in translator.translate(mine, search)]])
+        best = [found[0].text for found in translator.translate(mine, search, with_scores=False)]
+        shares = gather_object([best])
         hypotheses = [""] * len(texts)
-        for process, share in enumerate(found):
+        for process, share in enumerate(shares):
             hypotheses[process :: self.args.world_size] = share
         return hypotheses
 
@@ -220,12 +242,14 @@ class _Progress(TrainerCallback):
     def __init__(self, trainer: RelposTrainer, path: Path) -> None:
         self.trainer, self.path = trainer, path
         self.bar: tqdm | None = None
+        self.resumed_at = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
     ) -> None:
         """Start the clock and open the bar."""
         self.trainer.start_clock()
+        self.resumed_at = state.global_step
         if state.is_world_process_zero:
             self.bar = tqdm(
                 total=state.max_steps,
@@ -256,7 +280,14 @@ class _Progress(TrainerCallback):
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-        tqdm.write(_line(state.global_step, logs), file=sys.stderr)
+        tqdm.write(_line(state, logs, self._seconds_left(state)), file=sys.stderr)
+
+    def _seconds_left(self, state: TrainerState) -> float:
+        """What the rest will take at the pace of this session, validations included."""
+        trainer, limit = self.trainer, self.trainer.settings.minutes
+        made, still = state.global_step - self.resumed_at, state.max_steps - state.global_step
+        rest = trainer.session_seconds / made * still if made > 0 else math.inf
+        return rest if limit is None else max(0.0, min(rest, 60 * limit - trainer.seconds))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
@@ -328,14 +359,26 @@ def _why_not_saved(error: Exception, folder: Path) -> OSError:
     return OSError(f"{folder} cannot be saved: {first_line(error)}")
 
 
-def _line(step: int, logs: dict[str, float]) -> str:
+def _line(state: TrainerState, logs: dict[str, float], seconds_left: float) -> str:
     """What a person reads of a logged line."""
+    update = f"update {state.global_step:>{len(f'{state.max_steps:,}')},} of {state.max_steps:,}"
+    rest = _told_time(seconds_left) if state.global_step < state.max_steps else ""
     if "eval_loss" in logs:
         return (
-            f"update {step:>6,}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
-            f"chrF {logs['eval_chrf']:.2f}  exact {logs['eval_exact']:.1%}"
+            f"{update}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
+            f"chrF {logs['eval_chrf']:.2f}  exact {logs['eval_exact']:.1%}{rest}"
         )
     return (
-        f"update {step:>6,}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
-        f"{logs['target_tokens_per_second']:,.0f} target tokens/s"
+        f"{update}  loss {logs['loss']:.3f}  learning rate {logs['learning_rate']:.2e}  "
+        f"{logs['target_tokens_per_second']:,.0f} target tokens/s{rest}"
     )
+
+
+def _told_time(seconds: float) -> str:
+    """The end of a line that says how long it will take; nothing where that is not known."""
+    if seconds == math.inf:
+        return ""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"  about {seconds / length:.{1 if unit == 'h' else 0}f} {unit} left"
+    return f"  about {seconds:.0f} s left"

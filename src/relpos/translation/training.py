@@ -37,6 +37,7 @@ from relpos.translation.runs import (
     resume_run,
     working_in_run,
 )
+from relpos.translation.schedule import peak_rate
 from relpos.translation.tokenizer import save_tokenizer
 from relpos.translation.trainer import RelposTrainer
 
@@ -103,8 +104,11 @@ def _train(
             f"{recipe.training.warmup}, training.updates {recipe.training.updates}; "
             "a tenth to a third of the updates is usual"
         )
+    first_step = 0 if open_run.format == 1 else 1
+    if not first_step:
+        report("the run was begun by an earlier relpos, and keeps its schedule: its first update had rate 0")
     with _noted_signals() as stopped:
-        trainer = _make_trainer(recipe, prepared, model, run, stopped)
+        trainer = _make_trainer(recipe, prepared, model, run, stopped, first_step)
         if open_run.is_finished:
             report(f"training was finished before, at {checkpoint.name}")
             if has_model(run, recipe):
@@ -138,19 +142,20 @@ def make_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> RelposCon
 
 
 def _make_trainer(
-    recipe: Recipe, prepared: Prepared, model: RelposForConditionalGeneration, run: Path, stopped: list[int]
+    recipe: Recipe,
+    prepared: Prepared,
+    model: RelposForConditionalGeneration,
+    run: Path,
+    stopped: list[int],
+    first_step: int,
 ) -> RelposTrainer:
     settings = recipe.training
-    peak = settings.learning_rate_scale * (recipe.model.d_model * settings.warmup) ** -0.5
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(run / "checkpoints"),
         seed=settings.seed,
         max_steps=settings.updates,
         gradient_accumulation_steps=settings.accumulation,
-        learning_rate=peak,
-        lr_scheduler_type="inverse_sqrt",
-        warmup_steps=settings.warmup,
-        lr_scheduler_kwargs={"timescale": settings.warmup},
+        learning_rate=peak_rate(recipe.model.d_model, settings.warmup, settings.learning_rate_scale),
         adam_beta1=settings.adam_betas[0],
         adam_beta2=settings.adam_betas[1],
         adam_epsilon=settings.adam_epsilon,
@@ -179,6 +184,7 @@ def _make_trainer(
         settings=settings,
         metrics=run / "metrics.jsonl",
         stopped=stopped,
+        first_step=first_step,
     )
 
 
