@@ -268,12 +268,18 @@ def test_truncated_weights_are_told(
     assert ("cut short" if with_seal else "cannot be read") in line
 
 
-def test_tampered_weights_are_told(fault: Callable[..., str], numbers_run: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("default::relpos.translation.errors.RelposWarning")
+def test_tampered_weights_are_told(
+    fault: Callable[..., str], relpos: Callable[..., Outcome], numbers_run: Path, tmp_path: Path
+) -> None:
     model = shutil.copytree(numbers_run / "model", tmp_path / "model")
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-5] ^= 1
     (model / "model.safetensors").write_bytes(weights)
-    assert "changed after saving" in fault(1, "translate", model, stdin=b"one\n")
+    assert "changed after saving" in fault(1, "seal", "--check", model)
+    code, _, errors = relpos("translate", model, stdin=b"one\n")
+    assert code == 0
+    assert f"relpos: warning: {model / 'model.safetensors'}: its content was changed after saving." in errors
 
 
 # translating

@@ -524,8 +524,9 @@ def test_a_wrong_value_for_any_key_loads_or_is_refused_in_one_sentence(whole, tm
 
 
 @pytest.mark.slow
-def test_every_wrong_value_for_every_key_loads_or_is_refused_in_one_sentence(whole, tmp_path) -> None:
-    cases = [*_cases(whole), *_cases_of_seals(whole)]
+@pytest.mark.parametrize("part", range(12))
+def test_every_wrong_value_for_every_key_loads_or_is_refused_in_one_sentence(whole, tmp_path, part) -> None:
+    cases = [*_cases(whole), *_cases_of_seals(whole)][part::12]
     loaded, refused = _try(whole, tmp_path / "model", cases)
-    assert loaded > 500
-    assert refused > 1000
+    assert loaded > 40
+    assert refused > 80
