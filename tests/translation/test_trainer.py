@@ -256,3 +256,16 @@ def test_each_process_translates_its_share_and_all_have_every_line_in_order(
     monkeypatch.setattr(trainer_module, "gather_object", lambda share: shares)
     for index in range(num_processes):
         assert RelposTrainer._translate(process(index), texts) == [text.upper() for text in texts]
+
+
+def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    # nothing is learned, and every BLEU is 0
+    settings = {"updates": 4, "evaluate_every": 2, "average": 2, "learning_rate_scale": 1e-9, "best": "bleu"}
+    train(small_recipe(**settings), tmp_path / "run", report=lines.append)
+    (told,) = [line for line in lines if "of the average of" in line]
+    assert told == (
+        "bleu of the average of 2 checkpoints 0.000, of the best single one 0.000; kept: the average"
+    )
