@@ -13,6 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from relpos.translation import trainer as trainer_module
 from relpos.translation.batching import TokenBatches
+from relpos.translation.checkpoints import average_weights, sealed_checkpoints
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
 from relpos.translation.recipe import Recipe
@@ -262,10 +263,23 @@ def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(
     small_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    # nothing is learned, and every BLEU is 0
-    settings = {"updates": 4, "evaluate_every": 2, "average": 2, "learning_rate_scale": 1e-9, "best": "bleu"}
-    train(small_recipe(**settings), tmp_path / "run", report=lines.append)
+    # hardly anything is learned, and every BLEU is 0
+    settings = {"updates": 6, "evaluate_every": 2, "average": 2, "learning_rate_scale": 1e-3, "best": "bleu"}
+    model = train(small_recipe(**settings), tmp_path / "run", report=lines.append)
     (told,) = [line for line in lines if "of the average of" in line]
     assert told == (
         "bleu of the average of 2 checkpoints 0.000, of the best single one 0.000; kept: the average"
     )
+    checkpoints = sealed_checkpoints(tmp_path / "run" / "checkpoints")
+    assert len(checkpoints) == 3
+    saved, expected = load_file(model / "model.safetensors"), average_weights(checkpoints[1:])
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("updates", "is_told"), [(2, True), (3, False)])
+def test_a_rate_that_rises_to_the_end_is_pointed_out(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, updates: int, is_told: bool
+) -> None:
+    lines: list[str] = []
+    train(small_recipe(updates=updates, warmup=2), tmp_path / "run", report=lines.append)
+    assert any("still be rising" in line for line in lines) is is_told
