@@ -45,6 +45,12 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return call
 
 
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else runs beside the tests is no matter of theirs."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
+
+
 def _problems() -> dict[str, str]:
     return {problem.problem: problem.advice for problem in examine().problems}
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from relpos.translation.config import RelposConfig
-from relpos.translation.generation import Search, Translator, _groups
+from relpos.translation.generation import Search, Translator, _groups, _settings
 from relpos.translation.model import RelposForConditionalGeneration, sinusoids
+from relpos.translation.recipe import TranslationSettings
 from relpos.translation.tokenizer import train_tokenizer
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
@@ -125,6 +126,16 @@ def test_the_limit_of_new_tokens_depends_on_the_length_of_a_row_alone() -> None:
     for length in lengths:
         assert _groups([length], 10_000, math.inf) == [([0], expected[length])]
     assert {limit for _, limit in _groups(lengths, 10_000, 30)} == {18, 20, 24, 30}
+
+
+def test_a_search_is_by_default_the_papers_and_that_of_recipes() -> None:
+    search, recipe = Search(), TranslationSettings()
+    assert (search.beams, search.length_penalty) == (recipe.beams, recipe.length_penalty) == (4, 0.6)
+
+
+def test_a_search_goes_on_while_a_better_hypothesis_may_come() -> None:
+    told = _settings(Search(beams=3, length_penalty=1.5))
+    assert (told["num_beams"], told["length_penalty"], told["early_stopping"]) == (3, 1.5, False)
 
 
 def test_sampling_draws_from_the_whole_vocabulary(endless: Translator) -> None:

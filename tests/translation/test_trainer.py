@@ -13,6 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from relpos.translation import trainer as trainer_module
 from relpos.translation.batching import TokenBatches
+from relpos.translation.checkpoints import average_weights, sealed_checkpoints
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
 from relpos.translation.recipe import Recipe
@@ -111,7 +112,10 @@ def test_the_validation_loss_is_the_mean_over_all_target_tokens(make: Make) -> N
             logits = made.model(source, labels=labels).logits[0].double()
         picked = logits.log_softmax(-1).gather(-1, labels[0][:, None])
         total, count = total - float(picked.sum()), count + len(picked)
+    # a validation in the middle of training is without dropout, and dropout goes on behind it
+    made.model.train()
     assert made.evaluate()["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert made.model.training
 
 
 def test_the_first_validation_pairs_are_scored_against_their_own_references(
@@ -131,12 +135,15 @@ def test_the_first_validation_pairs_are_scored_against_their_own_references(
     assert (scores["eval_exact"], scores["eval_chrf"]) == (1, 100)
 
 
-def test_speed_counts_target_tokens_of_training_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_of_training_alone_and_seconds_are_of_all_sessions(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = make(validation_pairs=1)
     now = [100.0]
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     made.create_optimizer_and_scheduler(10)
     made.current_gradient_accumulation_steps = 1
+    made.state.log_history = [{"step": 1, "seconds": 40.0}, {"step": 2, "seconds": 50.0}]
     made.start_clock()
     batch = next(iter(made.get_train_dataloader()))
     tokens = int((batch["labels"] != -100).sum())
@@ -157,17 +164,22 @@ def test_speed_counts_target_tokens_of_training_alone(make: Make, monkeypatch: p
     made.log({"loss": 1.0, "learning_rate": 1.0})
     speeds = [line for line in made.state.log_history if "target_tokens_per_second" in line]
     assert [line["target_tokens_per_second"] for line in speeds] == [round(2 * tokens / 4, 1), 0]
-    assert [line["seconds"] for line in speeds] == [1004, 1014]
+    assert [line["seconds"] for line in speeds] == [1054, 1064]
 
 
-@pytest.mark.parametrize(("seconds", "is_over"), [(89.9, False), (90.0, True)])
-def test_the_limit_is_in_minutes(make: Make, seconds: float, is_over: bool) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "update", "is_over"), [(89.9, 8, False), (90.0, 8, True), (89.9, 9, True)]
+)
+def test_a_run_ends_with_a_validation_after_its_minutes_or_its_last_update(
+    make: Make, seconds: float, update: int, is_over: bool
+) -> None:
     made = make()
     trainer: Any = SimpleNamespace(seconds=seconds, settings=SimpleNamespace(minutes=1.5))
     control = TrainerControl()
-    _Stop(trainer, []).on_step_end(made.args, TrainerState(max_steps=9, global_step=1), control)
+    _Stop(trainer, []).on_step_end(made.args, TrainerState(max_steps=9, global_step=update), control)
     assert control.should_training_stop is is_over
     assert control.should_evaluate is is_over
+    assert control.should_save is is_over
 
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
@@ -245,3 +257,29 @@ def test_each_process_translates_its_share_and_all_have_every_line_in_order(
     monkeypatch.setattr(trainer_module, "gather_object", lambda share: shares)
     for index in range(num_processes):
         assert RelposTrainer._translate(process(index), texts) == [text.upper() for text in texts]
+
+
+def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(
+    small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    # hardly anything is learned, and every BLEU is 0
+    settings = {"updates": 6, "evaluate_every": 2, "average": 2, "learning_rate_scale": 1e-3, "best": "bleu"}
+    model = train(small_recipe(**settings), tmp_path / "run", report=lines.append)
+    (told,) = [line for line in lines if "of the average of" in line]
+    assert told == (
+        "bleu of the average of 2 checkpoints 0.000, of the best single one 0.000; kept: the average"
+    )
+    checkpoints = sealed_checkpoints(tmp_path / "run" / "checkpoints")
+    assert len(checkpoints) == 3
+    saved, expected = load_file(model / "model.safetensors"), average_weights(checkpoints[1:])
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("updates", "is_told"), [(2, True), (3, False)])
+def test_a_rate_that_rises_to_the_end_is_pointed_out(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, updates: int, is_told: bool
+) -> None:
+    lines: list[str] = []
+    train(small_recipe(updates=updates, warmup=2), tmp_path / "run", report=lines.append)
+    assert any("still be rising" in line for line in lines) is is_told
