@@ -327,13 +327,25 @@ def _checked_start(
                 "Cross-attention has no relative positions."
             )
         return 0
+    check_start(query_start, query, name)
+    return query_start
+
+
+def check_start(query_start: int | Tensor, query: Tensor, name: str = "query") -> None:
+    """Refuse what is no position of the first query among the keys.
+
+    Args:
+        query: [batch, ...], for the batch and the device; an error calls it `name`.
+    Raises:
+        ValueError: a shape, device or number is wrong. TypeError: it is no integer, nor a tensor of them.
+    """
     if isinstance(query_start, Tensor):
         _check_batch_integers("query_start", query_start, query, name)
         if can_look_at(query_start):
             is_outside = (query_start.long() < -FARTHEST) | (query_start.long() > FARTHEST)
             if is_outside.any():
                 raise _outside(query_start[is_outside][0].item())
-        return query_start
+        return
     if isinstance(query_start, bool) or not isinstance(query_start, INT_TYPES):
         raise TypeError(
             f"query_start must be an integer or an integer tensor [batch]; got {_kind(query_start)}. "
@@ -342,7 +354,6 @@ def _checked_start(
     # while torch traces, numbers may be symbols
     if not torch.compiler.is_compiling() and type(query_start) is int and abs(query_start) > FARTHEST:
         raise _outside(query_start)
-    return query_start
 
 
 def _outside(query_start: int | float) -> ValueError:
@@ -398,7 +409,7 @@ def _checked_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tenso
     if attn_mask.dtype != torch.bool and attn_mask.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"attn_mask must be bool (True = may attend) or float (added to the logits); "
-            f"got {attn_mask.dtype}. Convert it with .bool()."
+            f"got {attn_mask.dtype}. Give mask != 0 where 1 = may attend, and mask == 0 where 1 = hidden."
         )
     if attn_mask.device != query.device:
         raise ValueError(
