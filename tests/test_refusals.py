@@ -80,7 +80,7 @@ def kinds_of_tensors() -> Iterator[Refusal]:
                 {name: torch.zeros(SHAPES[name], dtype=dtype)},
                 TypeError,
                 f"{name} must have the dtype of query = torch.float32; got {dtype}. "
-                "Convert it with .to(), or use autocast.",
+                "Convert it with .to(), or use autocast, which converts all but float64.",
             )
 
 

@@ -88,9 +88,7 @@ def check(
         None if rel_k is None else rel_k.shape[-2],
         None if rel_v is None else rel_v.shape[-2],
     )
-    if key.dtype != query.dtype or value.dtype != query.dtype:
-        # only under autocast, where torch's own attention casts as well
-        key, value = key.to(query.dtype), value.to(query.dtype)
+    query, key, value = _cast(query, key, value)
     return Inputs(
         query=query,
         key=key,
@@ -238,12 +236,6 @@ def _check_kinds(
             raise ValueError(
                 f"{name} must be on the device of query = {query.device}; got {x.device}. Move it with .to()."
             )
-    for name, x in (("key", key), ("value", value)):
-        if x.dtype != query.dtype and not _is_autocast(query):
-            raise TypeError(
-                f"{name} must have the dtype of query = {query.dtype}; got {x.dtype}. "
-                "Convert it with .to(), or use autocast."
-            )
 
 
 def _check_layout(name: str, x: Tensor, advice: str = "Convert it with .to_dense().") -> None:
@@ -253,9 +245,21 @@ def _check_layout(name: str, x: Tensor, advice: str = "Convert it with .to_dense
         raise TypeError(f"{name} must be a dense tensor; got a nested one. {advice}")
 
 
-def _is_autocast(query: Tensor) -> bool:
+def _cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three in the dtype of autocast, but for float64, as for `scaled_dot_product_attention`."""
     kind = query.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (
+            x if x.dtype in (dtype, torch.float64) else x.to(dtype) for x in (query, key, value)
+        )
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise TypeError(
+                f"{name} must have the dtype of query = {query.dtype}; got {x.dtype}. "
+                "Convert it with .to(), or use autocast, which converts all but float64."
+            )
+    return query, key, value
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -75,7 +75,9 @@ def relative_attention(
         r(i,j) = clip(j - (query_start + i), -left, right) + left
 
     Args:
-        query: [batch, heads, query, d_k]. float64, float32, bfloat16 or float16.
+        query: [batch, heads, query, d_k]. float64, float32, bfloat16 or float16. Under autocast query, key
+            and value are converted to its dtype, but for float64, as by `scaled_dot_product_attention`, and
+            tables are not.
         key: [batch, heads or fewer, key, d_k], dtype of query. Its heads divide those of query, and each
             serves as many query heads in a row (grouped-query attention).
         value: [batch, heads of key, key, d_v], dtype of query.
