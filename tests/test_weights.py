@@ -73,7 +73,7 @@ def test_blocks_of_clipped_distances_equal_a_label_for_each_pair(band) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def draw(columns: int) -> Tensor:
-        x = torch.randn(2, 3, num_queries, columns, generator=generator, dtype=torch.float64)
+        x = torch.randn(6, num_queries, columns, generator=generator, dtype=torch.float64)
         return x.requires_grad_()
 
     by_label, by_pair = draw(left + right + 1), draw(num_keys)

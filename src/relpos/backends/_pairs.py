@@ -2,6 +2,7 @@
 
 Each is the other's transpose. A tensor of labels for all pairs serves anything; where labels are clipped
 distances, most of a row shares its first or its last label, and only a band of pairs needs a look.
+In shapes, group = batch * heads.
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,15 @@ BLOCK = 64
 class Pairs(Protocol):
     """The labels of all pairs."""
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether what `spread` returns is no view, and may be changed at no cost to autograd."""
+
     def spread(self, by_label: Tensor) -> Tensor:
-        """[batch, heads, query, key] of [batch, heads, query, labels]."""
+        """[group, query, key] of [group, query, labels]."""
 
     def collect(self, by_pair: Tensor, num_labels: int) -> Tensor:
-        """[batch, heads, query, labels] of [batch, heads, query, key]."""
+        """[group, query, labels] of [group, query, key]."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +35,16 @@ class Labelled:
     """Pairs with any labels, int64 [batch, heads, query, key]; in any graph and under any transform."""
 
     labels: Tensor
+    is_fresh = False
 
     def spread(self, by_label: Tensor) -> Tensor:
         """The number of each pair's label."""
-        return by_label.gather(-1, self.labels)
+        return by_label.view(*self.labels.shape[:3], by_label.shape[2]).gather(-1, self.labels).flatten(0, 1)
 
     def collect(self, by_pair: Tensor, num_labels: int) -> Tensor:
         """The sum over the pairs of each label."""
-        zeros = by_pair.new_zeros(*by_pair.shape[:3], num_labels)
-        return zeros.scatter_add(-1, self.labels, by_pair)
+        zeros = by_pair.new_zeros(*self.labels.shape[:3], num_labels)
+        return zeros.scatter_add(-1, self.labels, by_pair.view(self.labels.shape)).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Clipped:
     start: int
     left: int
     right: int
+    is_fresh = True
 
     def spread(self, by_label: Tensor) -> Tensor:
         """The number of each pair's label."""
@@ -61,9 +68,9 @@ class Clipped:
 
     def spread_now(self, by_label: Tensor) -> Tensor:
         """`spread`, without its gradient."""
-        by_pair = by_label.new_empty(*by_label.shape[:3], self.num_keys)
+        by_pair = by_label.new_empty(*by_label.shape[:2], self.num_keys)
         for rows, first, last, labels in self._blocks(by_label):
-            numbers, out = by_label[:, :, rows], by_pair[:, :, rows]
+            numbers, out = by_label[:, rows], by_pair[:, rows]
             out[..., :first] = numbers[..., :1]
             out[..., first:last] = numbers.gather(-1, labels)
             out[..., last:] = numbers[..., -1:]
@@ -71,9 +78,9 @@ class Clipped:
 
     def collect_now(self, by_pair: Tensor) -> Tensor:
         """`collect`, without its gradient."""
-        by_label = by_pair.new_zeros(*by_pair.shape[:3], self.left + self.right + 1)
+        by_label = by_pair.new_zeros(*by_pair.shape[:2], self.left + self.right + 1)
         for rows, first, last, labels in self._blocks(by_pair):
-            numbers, out = by_pair[:, :, rows], by_label[:, :, rows]
+            numbers, out = by_pair[:, rows], by_label[:, rows]
             out.scatter_add_(-1, labels, numbers[..., first:last])
             out[..., 0] += numbers[..., :first].sum(-1)
             out[..., -1] += numbers[..., last:].sum(-1)
@@ -81,7 +88,7 @@ class Clipped:
 
     def _blocks(self, like: Tensor) -> Iterator[tuple[slice, int, int, Tensor]]:
         """Rows, the keys `first` to `last`, and their labels; keys before have label 0, others the last."""
-        batch, heads, num_queries, _ = like.shape
+        group, num_queries, _ = like.shape
         for begin in range(0, num_queries, BLOCK):
             end = min(begin + BLOCK, num_queries)
             # of the last key that is far left of all these queries, and of the first that is far right
@@ -90,7 +97,7 @@ class Clipped:
             i = torch.arange(begin, end, device=like.device) + self.start
             j = torch.arange(first, last, device=like.device)
             labels = (j - i[:, None]).clamp_(-self.left, self.right).add_(self.left)
-            yield slice(begin, end), first, last, labels.expand(batch, heads, -1, -1)
+            yield slice(begin, end), first, last, labels.expand(group, -1, -1)
 
 
 class _Spread(torch.autograd.Function):

@@ -150,14 +150,15 @@ def _logits(
         logits = torch.bmm(query, key.mT).view(shape)
         return logits if bias is None else logits + bias
     by_label = _times_rows(query, rel_k.mT, shape)  # [group, query, labels]
-    logits = pairs.spread(by_label.view(*shape[:3], rel_k.shape[-2]))
-    if torch._C._are_functorch_transforms_active():
-        # under vmap the logits may lack the dimension that the bias or the key has
-        logits = logits if bias is None else logits + bias
-        return torch.baddbmm(logits.flatten(0, 1), query, key.mT).view(shape)
-    # in place: at 2,048 tokens fresh memory takes as long as the product
-    logits = logits if bias is None else logits.add_(bias)
-    return logits.flatten(0, 1).baddbmm_(query, key.mT).view(shape)
+    if pairs.is_fresh:
+        # in place: at 2,048 tokens fresh memory takes as long as the product
+        logits = pairs.spread(by_label).baddbmm_(query, key.mT).view(shape)
+        return logits if bias is None else logits + bias
+    logits = pairs.spread(by_label).view(shape)
+    if bias is not None:
+        # under vmap the logits may lack the dimension that the bias has
+        logits = logits + bias if torch._C._are_functorch_transforms_active() else logits.add_(bias)
+    return torch.baddbmm(logits.flatten(0, 1), query, key.mT).view(shape)
 
 
 def _out(weights: Tensor, value: Tensor, rel_v: Tensor | None, pairs: Pairs) -> Tensor:
@@ -165,7 +166,7 @@ def _out(weights: Tensor, value: Tensor, rel_v: Tensor | None, pairs: Pairs) -> 
     if rel_v is None:
         out = torch.bmm(by_key, value)
     else:
-        by_label = pairs.collect(weights, rel_v.shape[-2]).flatten(0, 1)  # [group, query, labels]
+        by_label = pairs.collect(by_key, rel_v.shape[-2])  # [group, query, labels]
         out = torch.baddbmm(_times_rows(by_label, rel_v, weights.shape), by_key, value)
     return out.view(*weights.shape[:3], value.shape[2])
 
