@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from conformance.cases import CASES, TENSORS, make
 from relpos import relative_attention
@@ -93,3 +94,19 @@ def test_second_derivatives_pass_through_the_blocks() -> None:
     shapes = ((1, 1, BLOCK + 6, 2),) * 3 + ((3, 2), (3, 2))
     tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     assert torch.autograd.gradgradcheck(lambda *x: attention_with_weights(*x), tensors, fast_mode=True)
+
+
+def test_one_graph_with_weights_serves_lengths_of_one_block_and_of_many() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attention_with_weights, backend=counter, fullgraph=True)
+    rel_k, rel_v = torch.randn(2, 5, 4)
+    for length in (BLOCK - 1, BLOCK + 1, 3 * BLOCK):
+        tensors = [torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3)]
+        found, true = (
+            (out, weights, *torch.autograd.grad(out.sum() + weights.square().sum(), tensors))
+            for out, weights in (f(*tensors, rel_k, rel_v) for f in (compiled, attention_with_weights))
+        )
+        torch.testing.assert_close(found, true, atol=1e-5, rtol=1e-4)
+    assert counter.frame_count <= 2  # one with the first length, one with the length left free
+    torch._dynamo.reset()

@@ -91,8 +91,9 @@ def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Pairs]:
         for x in (inputs.rel_k, inputs.rel_v)
     )
     start = inputs.query_start
-    # the blocks have rules for plain autograd alone, and cost more than they save where there is but one
-    if num_queries > BLOCK and type(start) is int and not _is_transformed():
+    # the blocks have rules for plain autograd alone, and save nothing where there is but one; sizes are asked
+    # last, since a comparison ties a graph to them
+    if not _is_transformed() and type(start) is int and num_queries > BLOCK:
         return rel_k, rel_v, Clipped(num_keys, start, -first, last)
     labels = label_table(num_queries, num_keys, start, -first, last, inputs.query.device)
     if labels.dim() == 3:
