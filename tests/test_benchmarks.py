@@ -394,3 +394,15 @@ def test_picture_refuses_what_is_no_record(
     with pytest.raises(SystemExit):
         module("plot_attention").main([str(records), "--table", str(tmp_path / "a.md")])
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_need_weights_measures_both_modules_in_every_pass(
+    module: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = module("need_weights")
+    path = tmp_path / "x.jsonl"
+    needs.main(["--lengths", "8", "--threads", "1", "--turns", "2", "--json", str(path)])
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["pass"] for record in records] == list(needs.PASSES)
+    assert all(min(record["seconds"].values()) > 0 and record["ratio"] > 0 for record in records)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(needs.PASSES)

@@ -499,7 +499,7 @@ def test_kernel_for_windows_is_no_problem(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("baseline", None),
         (
             "avx3",
-            "RELPOS_CPU must be one of avx512, avx2, baseline; it is 'avx3', which the kernel ignores.",
+            "RELPOS_CPU must be one of avx512, avx2, baseline; it is 'avx3', which the kernel refuses.",
         ),
     ],
 )
@@ -512,7 +512,8 @@ def test_kernel_that_loads_is_told_with_its_instructions_and_limit(
     if limit is not None:
         monkeypatch.setenv("RELPOS_CPU", limit)
     source = f", RELPOS_CPU={limit}" if limit else ""
-    assert f"\n  CPU kernel   loads, with instructions avx2{source}\n" in told()
+    state = "and refuses to run" if problem else "with instructions avx2"
+    assert f"\n  CPU kernel   loads, {state}{source}\n" in told()
     found = {told: advice for told, advice in _problems().items() if "RELPOS_CPU" in told}
     assert found == ({problem: "Unset RELPOS_CPU."} if problem else {})
 

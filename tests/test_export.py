@@ -43,7 +43,7 @@ class Encoder(nn.Module):
     def __init__(self, *, is_causal: bool = False, norm_first: bool = False, **relative) -> None:
         super().__init__()
         layer = RelativeTransformerEncoderLayer(
-            WIDTH, HEADS, 32, batch_first=True, norm_first=norm_first, **relative
+            WIDTH, HEADS, 32, batch_first=True, norm_first=norm_first, **{"max_distance": None} | relative
         )
         self.embedding = nn.Embedding(50, WIDTH)
         self.encoder = RelativeTransformerEncoder(layer, 2, nn.LayerNorm(WIDTH) if norm_first else None)

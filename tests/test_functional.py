@@ -7,9 +7,10 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import relpos
-from relpos import _dispatch, explain_backends, relative_attention
+from relpos import _dispatch, explain_backends, relation_attention, relative_attention
 from relpos.backends import dense
 from relpos.backends._backend import Backend
 
@@ -95,17 +96,54 @@ def test_arguments_are_left_as_they_were() -> None:
         assert x.equal(copies[name]), name
 
 
-def test_under_autocast_sums_stay_in_the_dtype_of_the_inputs(backend: str) -> None:
+def test_under_autocast_it_takes_what_torchs_attention_takes(backend: str) -> None:
     given = arguments()
-    truth = relative_attention(**given, backend=backend)
+    names = ("query", "key", "value")
+    low = given | {name: given[name].bfloat16() for name in names}
+    true = relative_attention(**low, backend=backend)
+    mixed = [given | {name: low[name] for name in chosen} for chosen in ((), names[:1], names[1:], names)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert relative_attention(**given, backend=backend).equal(truth)
-        low = {name: x.bfloat16() if name in ("query", "key", "value") else x for name, x in given.items()}
-        mixed = low | {"key": low["key"].float(), "value": low["value"].float()}
-        out = relative_attention(**low, backend=backend)
-        assert out.dtype == torch.bfloat16
-        assert relative_attention(**mixed, backend=backend).equal(out)
-    assert relative_attention(**low, backend=backend).equal(out)
+        for some in mixed:
+            assert scaled_dot_product_attention(*(some[name] for name in names)).dtype == torch.bfloat16
+            out = relative_attention(**some, backend=backend)
+            assert out.dtype == torch.bfloat16
+            assert out.equal(true)
+        with torch.autocast("cpu", enabled=False):
+            assert relative_attention(**given, backend=backend).dtype == torch.float32
+        double = {name: x.double() for name, x in given.items()}
+        assert relative_attention(**double, backend=backend).dtype == torch.float64
+        with pytest.raises(
+            TypeError, match=r"^key must have the dtype of query = torch.float64; got torch.bfl"
+        ):
+            relative_attention(**given | {"query": double["query"]}, backend=backend)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert relative_attention(**given, backend=backend).dtype == torch.float16
+
+
+def test_under_autocast_tables_are_not_rounded_and_gradients_have_their_dtypes() -> None:
+    given = {name: x.requires_grad_() for name, x in arguments().items()}
+    exact = {name: given[name].bfloat16() for name in ("query", "key", "value")}
+    true = relative_attention(**given | exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = relative_attention(**given)
+    assert out.equal(true)
+    out.float().square().sum().backward()
+    assert {x.grad.dtype for x in given.values()} == {torch.float32}
+
+
+def test_labels_under_autocast_and_a_compiled_graph_are_cast_too() -> None:
+    torch._dynamo.reset()
+    given, relations = arguments(), torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    tensors = [given[name] for name in ("query", "key", "value")]
+    low = relation_attention(*(x.bfloat16() for x in tensors), relations, given["rel_k"], None)
+
+    def attend(*x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return relation_attention(*x, relations, given["rel_k"], None)
+
+    for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        assert function(*tensors).equal(low)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("is_strict", [False, True])

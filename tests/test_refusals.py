@@ -80,7 +80,7 @@ def kinds_of_tensors() -> Iterator[Refusal]:
                 {name: torch.zeros(SHAPES[name], dtype=dtype)},
                 TypeError,
                 f"{name} must have the dtype of query = torch.float32; got {dtype}. "
-                "Convert it with .to(), or use autocast.",
+                "Convert it with .to(), or use autocast, which converts all but float64.",
             )
 
 
@@ -228,7 +228,7 @@ def masks() -> Iterator[Refusal]:
             {"attn_mask": torch.ones(5, 5, dtype=dtype)},
             TypeError,
             f"attn_mask must be bool (True = may attend) or float (added to the logits); got {dtype}. "
-            "Convert it with .bool().",
+            "Give mask != 0 where 1 = may attend, and mask == 0 where 1 = hidden.",
         )
     told = "attn_mask must be on the device of query = cpu; got meta. Move it with .to()."
     yield "device", {"attn_mask": torch.zeros(5, 5, device=META)}, ValueError, told

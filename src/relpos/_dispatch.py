@@ -1,12 +1,17 @@
 """From checked inputs to the backend that computes them."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from relpos import reference
 from relpos._inputs import Inputs
-from relpos.backends import BACKENDS
-from relpos.backends._backend import Backend, RunFunction
+from relpos.backends import BACKENDS, dense
+from relpos.backends._backend import Backend
+
+Result = TypeVar("Result")
 
 
 class BackendTable(dict[str, list[str]]):
@@ -45,6 +50,19 @@ def explain(inputs: Inputs) -> BackendTable:
     )
 
 
+def check_backend(name: str | None) -> None:
+    """Refuse what is no name of a backend.
+
+    Raises:
+        ValueError: no backend has this name.
+    """
+    if name is not None and name not in _names():
+        raise ValueError(
+            f"backend must be None or one of {', '.join(_names())}; got {name!r}. "
+            "Leave it out to let relpos choose."
+        )
+
+
 def dispatch(inputs: Inputs, name: str | None) -> tuple[Tensor, Tensor | None]:
     """(out, lse) from the first backend that fits, or from the one that is named.
 
@@ -55,6 +73,11 @@ def dispatch(inputs: Inputs, name: str | None) -> tuple[Tensor, Tensor | None]:
         return _run(reference.run, inputs)
     backend = _first(inputs) if name is None else _named(inputs, name)
     return _run(backend.run, inputs)
+
+
+def dispatch_with_weights(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(out, weights), by `dense`: no other backend has the weights in full."""
+    return _run(dense.run_with_weights, inputs)
 
 
 def _first(inputs: Inputs) -> Backend:
@@ -74,21 +97,21 @@ def _is_taken(backend: Backend, inputs: Inputs, takes_any: bool) -> bool:
 
 
 def _named(inputs: Inputs, name: str) -> Backend:
-    for backend in BACKENDS:
-        if backend.name == name:
-            reasons = backend.why_not(inputs)
-            if reasons:
-                raise NotImplementedError(
-                    f"backend {name!r} cannot run this attention:\n{BackendTable({name: reasons})}"
-                )
-            return backend
-    names = ", ".join([backend.name for backend in BACKENDS] + ["reference"])
-    raise ValueError(
-        f"backend must be None or one of {names}; got {name!r}. Leave it out to let relpos choose."
-    )
+    check_backend(name)
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    reasons = backend.why_not(inputs)
+    if reasons:
+        raise NotImplementedError(
+            f"backend {name!r} cannot run this attention:\n{BackendTable({name: reasons})}"
+        )
+    return backend
 
 
-def _run(run: RunFunction, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+def _names() -> list[str]:
+    return [*(backend.name for backend in BACKENDS), "reference"]
+
+
+def _run(run: Callable[[Inputs], Result], inputs: Inputs) -> Result:
     # autocast would take the matrix products to low precision one by one; backends decide where sums are kept
     kind = inputs.query.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):

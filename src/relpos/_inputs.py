@@ -88,9 +88,7 @@ def check(
         None if rel_k is None else rel_k.shape[-2],
         None if rel_v is None else rel_v.shape[-2],
     )
-    if key.dtype != query.dtype or value.dtype != query.dtype:
-        # only under autocast, where torch's own attention casts as well
-        key, value = key.to(query.dtype), value.to(query.dtype)
+    query, key, value = _cast(query, key, value)
     return Inputs(
         query=query,
         key=key,
@@ -238,12 +236,6 @@ def _check_kinds(
             raise ValueError(
                 f"{name} must be on the device of query = {query.device}; got {x.device}. Move it with .to()."
             )
-    for name, x in (("key", key), ("value", value)):
-        if x.dtype != query.dtype and not _is_autocast(query):
-            raise TypeError(
-                f"{name} must have the dtype of query = {query.dtype}; got {x.dtype}. "
-                "Convert it with .to(), or use autocast."
-            )
 
 
 def _check_layout(name: str, x: Tensor, advice: str = "Convert it with .to_dense().") -> None:
@@ -253,9 +245,21 @@ def _check_layout(name: str, x: Tensor, advice: str = "Convert it with .to_dense
         raise TypeError(f"{name} must be a dense tensor; got a nested one. {advice}")
 
 
-def _is_autocast(query: Tensor) -> bool:
+def _cast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three in the dtype of autocast, but for float64, as for `scaled_dot_product_attention`."""
     kind = query.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (
+            x if x.dtype in (dtype, torch.float64) else x.to(dtype) for x in (query, key, value)
+        )
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise TypeError(
+                f"{name} must have the dtype of query = {query.dtype}; got {x.dtype}. "
+                "Convert it with .to(), or use autocast, which converts all but float64."
+            )
+    return query, key, value
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -327,13 +331,25 @@ def _checked_start(
                 "Cross-attention has no relative positions."
             )
         return 0
+    check_start(query_start, query, name)
+    return query_start
+
+
+def check_start(query_start: int | Tensor, query: Tensor, name: str = "query") -> None:
+    """Refuse what is no position of the first query among the keys.
+
+    Args:
+        query: [batch, ...], for the batch and the device; an error calls it `name`.
+    Raises:
+        ValueError: a shape, device or number is wrong. TypeError: it is no integer, nor a tensor of them.
+    """
     if isinstance(query_start, Tensor):
         _check_batch_integers("query_start", query_start, query, name)
         if can_look_at(query_start):
             is_outside = (query_start.long() < -FARTHEST) | (query_start.long() > FARTHEST)
             if is_outside.any():
                 raise _outside(query_start[is_outside][0].item())
-        return query_start
+        return
     if isinstance(query_start, bool) or not isinstance(query_start, INT_TYPES):
         raise TypeError(
             f"query_start must be an integer or an integer tensor [batch]; got {_kind(query_start)}. "
@@ -342,7 +358,6 @@ def _checked_start(
     # while torch traces, numbers may be symbols
     if not torch.compiler.is_compiling() and type(query_start) is int and abs(query_start) > FARTHEST:
         raise _outside(query_start)
-    return query_start
 
 
 def _outside(query_start: int | float) -> ValueError:
@@ -398,7 +413,7 @@ def _checked_mask(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> Tenso
     if attn_mask.dtype != torch.bool and attn_mask.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"attn_mask must be bool (True = may attend) or float (added to the logits); "
-            f"got {attn_mask.dtype}. Convert it with .bool()."
+            f"got {attn_mask.dtype}. Give mask != 0 where 1 = may attend, and mask == 0 where 1 = hidden."
         )
     if attn_mask.device != query.device:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from relpos._dispatch import BackendTable, dispatch, explain
+from relpos._dispatch import BackendTable, dispatch, dispatch_with_weights, explain
 from relpos._inputs import check, check_relations
 
 
@@ -75,7 +75,9 @@ def relative_attention(
         r(i,j) = clip(j - (query_start + i), -left, right) + left
 
     Args:
-        query: [batch, heads, query, d_k]. float64, float32, bfloat16 or float16.
+        query: [batch, heads, query, d_k]. float64, float32, bfloat16 or float16. Under autocast query, key
+            and value are converted to its dtype, but for float64, as by `scaled_dot_product_attention`, and
+            tables are not.
         key: [batch, heads or fewer, key, d_k], dtype of query. Its heads divide those of query, and each
             serves as many query heads in a row (grouped-query attention).
         value: [batch, heads of key, key, d_v], dtype of query.
@@ -86,8 +88,9 @@ def relative_attention(
             the tables.
         query_start: position of the first query among the keys, in tokens, an int or integers
             [batch]. May be left out only where query and key have one length, and is then 0.
-        attn_mask: broadcastable to [batch, heads, query, key]. bool, True = may attend, or float, added to
-            the scaled logits.
+        attn_mask: broadcastable to [batch, heads, query, key]. bool, True = may attend, as in
+            `scaled_dot_product_attention`, or float, added to the scaled logits. In the masks of `relpos.nn`,
+            as in those of `torch.nn`, True = hidden.
         key_lengths: integers [batch]. Keys from that index on do not exist, whatever they hold.
         is_causal: whether a query attends to keys up to its own position only, j <= query_start + i.
         dropout_p: probability of dropping a weight. What is dropped is missing from both value terms.
@@ -123,6 +126,52 @@ def relative_attention(
         return out
     assert lse is not None
     return out, lse
+
+
+def attention_with_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rel_k: Tensor | None,
+    rel_v: Tensor | None,
+    *,
+    max_distance: int | tuple[int, int] | None = None,
+    query_start: int | Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `relative_attention` returns, and the weights with which it attends.
+
+        w[i] = softmax_j( scale * query[i] . (key[j] + rel_k[r(i,j)]) )
+
+    Args:
+        query, key, value, rel_k, rel_v, and the keywords: as in `relative_attention`. The backend is "dense",
+            the only one that has all weights at one time.
+    Returns:
+        [batch, heads, query, d_v], and the weights before dropout, [batch, heads, query, key], both in the
+        dtype of query. A query with no key gets zeros.
+    Raises:
+        ValueError, TypeError: as `relative_attention`.
+    Source: Shaw et al. 2018, eq. 3-4.
+    """
+    inputs = check(
+        query,
+        key,
+        value,
+        rel_k,
+        rel_v,
+        max_distance=max_distance,
+        query_start=query_start,
+        attn_mask=attn_mask,
+        key_lengths=key_lengths,
+        is_causal=is_causal,
+        dropout_p=dropout_p,
+        scale=scale,
+    )
+    return dispatch_with_weights(inputs)
 
 
 @overload

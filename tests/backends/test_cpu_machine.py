@@ -132,6 +132,47 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess:
     return done
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_output_without_memory_is_told_by_its_size(compiled: bool) -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return relative_attention(x, x, x, None, None, backend="cpu")
+
+    x = torch.zeros(1, 1, 1, 64).expand(2**18, 2**10, 2**10, 64)
+    attend = torch.compile(attend, fullgraph=True, backend="eager") if compiled else attend
+    with pytest.raises(
+        RuntimeError,
+        match=r'^relpos: backend "cpu" ran out of memory\. A tensor \[262144, 1024, 1024, 64\] needs '
+        r"70368744177664 bytes, and there are not as many: give fewer queries, heads or sequences at a time",
+    ):
+        attend(x)
+
+
+def test_gradients_without_memory_are_told_by_their_size() -> None:
+    x = torch.zeros(1, 1, 1, 64).expand(2**18, 2**10, 2**10, 64)
+    lse = torch.zeros(1, 1, 1).expand(2**18, 2**10, 2**10)
+    rest = (None, None, None, None, None, 0, None, 0, 0, False, None, 0.0, 1.0)
+    with pytest.raises(RuntimeError, match=r"ran out of memory\. A tensor \[262144, 1024, 1024, 64\] needs"):
+        torch.ops.relpos.cpu_backward(x, x, x, *rest, x, lse, x, None, 1)
+
+
+def test_instructions_of_an_unknown_name_are_refused_at_the_first_use() -> None:
+    code = """
+import torch
+from relpos import relative_attention
+for _ in range(2):
+    try:
+        relative_attention(*torch.randn(3, 1, 1, 2, 4), None, None)
+    except RuntimeError as error:
+        print(error)
+"""
+    told = (
+        "RELPOS_CPU must be one of avx512, avx2, baseline; got 'avx3'. "
+        "Unset it for the widest instructions of this processor."
+    )
+    assert in_a_process(code, RELPOS_CPU="avx3").stdout.splitlines() == [told, told]
+    assert in_a_process(code, RELPOS_CPU="avx2").stdout == ""
+
+
 def test_a_kernel_that_is_cut_short_is_refused_and_not_mapped(tmp_path: Path) -> None:
     whole = cpu.LIBRARY.read_bytes()
     for size in (100, 1000, len(whole) // 2, len(whole) - 1):

@@ -35,7 +35,7 @@ def module(*, seed: int = 0, **settings) -> RelativeMultiheadAttention:
     """A module in float64 whose biases are not zero, [batch, length, width] unless told."""
     torch.manual_seed(seed)
     made = RelativeMultiheadAttention(
-        WIDTH, HEADS, **({"batch_first": True, "dtype": torch.float64} | settings)
+        WIDTH, HEADS, **({"batch_first": True, "dtype": torch.float64, "max_distance": None} | settings)
     )
     with torch.no_grad():
         for bias in (made.in_proj_bias, made.out_proj.bias):
@@ -356,23 +356,6 @@ def test_dropout_acts_while_training_only_and_never_on_the_weights_returned() ->
     torch.testing.assert_close(true_weights.sum(-1), torch.ones(BATCH, KEYS).double())
 
 
-@pytest.mark.parametrize("settings", [MODES["both"], MODES["keys"], MODES["values"]])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("keys", [3, 4])
-def test_cross_attention_with_tables_is_refused(settings, batch_first, keys) -> None:
-    ours, x, memory = module(**settings, batch_first=batch_first), draw(2, 3, WIDTH), draw(2, keys, WIDTH)
-    # three tensors of one shape may still be two sequences
-    for given in ((x, memory, memory), (x, x, memory), (x, memory, x), (x, x.clone(), x)):
-        key, value = (str(list(y.shape)).replace("[", r"\[").replace("]", r"\]") for y in given[1:])
-        with pytest.raises(
-            ValueError,
-            match=r"^relative positions belong to self-attention: query, key and value must be one tensor, "
-            rf"as in attention\(x, x, x\); got different ones, \[2, 3, 16\], {key}, {value}\. "
-            r"Use max_distance=None for cross-attention\.$",
-        ):
-            ours(*given)
-
-
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_relative_layers_give_their_attention_one_tensor(batch_first) -> None:
     sizes = {"d_model": WIDTH, "nhead": HEADS, "max_distance": 2, "batch_first": batch_first}
@@ -386,13 +369,13 @@ def test_relative_layers_give_their_attention_one_tensor(batch_first) -> None:
 @pytest.mark.parametrize(("width", "heads"), [(16, 3), (4, 8)])
 def test_heads_that_do_not_divide_the_width_are_refused(width, heads) -> None:
     with pytest.raises(ValueError, match=rf"^num_heads must divide embed_dim = {width}; got {heads}\."):
-        RelativeMultiheadAttention(width, heads)
+        RelativeMultiheadAttention(width, heads, max_distance=2)
 
 
 @pytest.mark.parametrize("heads", [0, -4])
 def test_no_head_at_all_is_refused(heads) -> None:
     with pytest.raises(ValueError, match=rf"^num_heads must be at least 1; got {heads}\."):
-        RelativeMultiheadAttention(16, heads)
+        RelativeMultiheadAttention(16, heads, max_distance=2)
 
 
 @pytest.mark.parametrize("given", [-1, (-1, 2), (2, -1)])

@@ -34,9 +34,8 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
 
 def attention(batch_first: bool = True, **settings) -> RelativeMultiheadAttention:
     torch.manual_seed(0)
-    return RelativeMultiheadAttention(
-        WIDTH, HEADS, batch_first=batch_first, dtype=torch.float64, **settings
-    ).eval()
+    options = {"batch_first": batch_first, "dtype": torch.float64, "max_distance": None} | settings
+    return RelativeMultiheadAttention(WIDTH, HEADS, **options).eval()
 
 
 class ProjectedTokens:
@@ -194,7 +193,7 @@ def test_causal_attention_to_a_cached_memory_is_refused() -> None:
         with pytest.raises(
             ValueError,
             match=r"^is_causal cannot be used with a cache of a memory, which does not know where the query "
-            r"stands\. Give attn_mask\.$",
+            r"stands\. Give query_start, or attn_mask\.$",
         ):
             ours(step, memory, memory, is_causal=True, cache=cache)
         ours(step, memory, memory, cache=cache)

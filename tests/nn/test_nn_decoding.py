@@ -21,7 +21,14 @@ class Translator(nn.Module):
         torch.manual_seed(0)
         self.tokens = nn.Embedding(WORDS, WIDTH)
         self.core = RelativeTransformer(
-            WIDTH, HEADS, LAYERS, LAYERS, INNER, dropout=0.1, batch_first=True, **settings
+            WIDTH,
+            HEADS,
+            LAYERS,
+            LAYERS,
+            INNER,
+            dropout=0.1,
+            batch_first=True,
+            **{"max_distance": None} | settings,
         )
         self.scores = nn.Linear(WIDTH, WORDS)
         self.double()

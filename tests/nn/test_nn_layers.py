@@ -53,7 +53,7 @@ def test_encoder_layer_without_tables_equals_torch(
         "layer_norm_eps": 1e-3,
     }
     theirs = randomised(nn.TransformerEncoderLayer(**options)).train(training)
-    ours = RelativeTransformerEncoderLayer(**options).train(training)
+    ours = RelativeTransformerEncoderLayer(**options, max_distance=None).train(training)
     ours.load_state_dict(theirs.state_dict())
     src = draw(BATCH, SOURCE, WIDTH) if batch_first else draw(SOURCE, BATCH, WIDTH)
     hidden = padding(SOURCE)
@@ -81,7 +81,7 @@ def test_decoder_layer_without_tables_equals_torch(norm_first, activation, batch
         "dropout": 0.3,
     }
     theirs = randomised(nn.TransformerDecoderLayer(**options)).eval()
-    ours = RelativeTransformerDecoderLayer(**options).eval()
+    ours = RelativeTransformerDecoderLayer(**options, max_distance=None).eval()
     ours.load_state_dict(theirs.state_dict())
     tgt, memory = draw(BATCH, TARGET, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=2)
     if not batch_first:
@@ -103,14 +103,18 @@ def test_relative_positions_are_in_self_attention_alone(is_decoder) -> None:
     assert tables == ["self_attn.relative_position_keys", "self_attn.relative_position_values"]
 
 
-@pytest.mark.parametrize("relative", [{}, {"max_distance": 2}, {"max_distance": 0}, {"max_distance": (2, 0)}])
+@pytest.mark.parametrize("max_distance", [None, 2, 0, (2, 0)])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_every_parameter_of_both_layers_gets_a_gradient(norm_first, relative) -> None:
+def test_every_parameter_of_both_layers_gets_a_gradient(norm_first, max_distance) -> None:
     encoder = randomised(
-        RelativeTransformerEncoderLayer(**SIZES, norm_first=norm_first, batch_first=True, **relative)
+        RelativeTransformerEncoderLayer(
+            **SIZES, norm_first=norm_first, batch_first=True, max_distance=max_distance
+        )
     )
     decoder = randomised(
-        RelativeTransformerDecoderLayer(**SIZES, norm_first=norm_first, batch_first=True, **relative)
+        RelativeTransformerDecoderLayer(
+            **SIZES, norm_first=norm_first, batch_first=True, max_distance=max_distance
+        )
     )
     memory = encoder(draw(BATCH, SOURCE, WIDTH))
     decoder(draw(BATCH, TARGET, WIDTH), memory, tgt_is_causal=True).square().sum().backward()
@@ -131,8 +135,9 @@ def test_causal_decoder_layer_gives_the_future_no_gradient() -> None:
 
 def test_without_positions_permuting_the_tokens_permutes_the_output_and_with_them_it_does_not() -> None:
     x, order = draw(1, SOURCE, WIDTH), torch.tensor([3, 0, 5, 1, 2, 4])
-    for relative, is_equivariant in (({}, True), ({"max_distance": 2}, False)):
-        layer = randomised(RelativeTransformerEncoderLayer(**SIZES, batch_first=True, **relative)).eval()
+    for max_distance, is_equivariant in ((None, True), (2, False)):
+        made = RelativeTransformerEncoderLayer(**SIZES, batch_first=True, max_distance=max_distance)
+        layer = randomised(made).eval()
         assert torch.allclose(layer(x[:, order]), layer(x)[:, order], atol=1e-10) is is_equivariant
 
 
@@ -152,14 +157,14 @@ def test_an_unknown_activation_is_refused_with_the_known_ones(kind) -> None:
         match=r"^activation must be one of \['gelu', 'relu', 'silu'\] or a function; got 'swish'\. "
         r"Give the function itself\.$",
     ):
-        kind(**SIZES, activation="swish")
+        kind(**SIZES, max_distance=2, activation="swish")
 
 
 @pytest.mark.parametrize("kind", [RelativeTransformerEncoderLayer, RelativeTransformerDecoderLayer])
 def test_each_dropout_goes_to_its_place(kind) -> None:
-    layer = kind(**SIZES, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
+    layer = kind(**SIZES, max_distance=2, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
     assert (layer.dropout.p, layer.self_attn.dropout, layer.activation_dropout.p) == (0.1, 0.2, 0.3)
-    layer = kind(**SIZES, dropout=0.1, attention_dropout=0.0)
+    layer = kind(**SIZES, max_distance=2, dropout=0.1, attention_dropout=0.0)
     assert (layer.dropout.p, layer.self_attn.dropout, layer.activation_dropout.p) == (0.1, 0.0, 0.1)
 
 

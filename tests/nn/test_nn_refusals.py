@@ -26,7 +26,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def attention(**settings: Any) -> RelativeMultiheadAttention:
-    return RelativeMultiheadAttention(WIDTH, HEADS, **{"batch_first": True} | settings)
+    return RelativeMultiheadAttention(WIDTH, HEADS, **{"batch_first": True, "max_distance": None} | settings)
 
 
 def refuses(error: type[Exception], sentence: str) -> Any:
@@ -137,19 +137,19 @@ MASKS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"key_padding_mask": torch.zeros(BATCH, KEYS, dtype=torch.uint8)},
         TypeError,
         "key_padding_mask must be bool (True = padding) or float (added to the logits); got torch.uint8. "
-        "Convert it with .bool().",
+        "Give mask == 0 where 1 = keep, as in Hugging Face's masks, and mask != 0 where 1 = padding.",
     ),
     "mask of integers": (
         {"attn_mask": torch.zeros(QUERIES, KEYS, dtype=torch.int64)},
         TypeError,
         "attn_mask must be bool (True = hidden) or float (added to the logits); got torch.int64. "
-        "Convert it with .bool().",
+        "Give mask == 0 where 1 = keep, as in Hugging Face's masks, and mask != 0 where 1 = hidden.",
     ),
     "integers beside a float mask": (
         {"attn_mask": torch.zeros(QUERIES, KEYS), "key_padding_mask": torch.zeros(BATCH, KEYS).long()},
         TypeError,
         "key_padding_mask must be bool (True = padding) or float (added to the logits); got torch.int64. "
-        "Convert it with .bool().",
+        "Give mask == 0 where 1 = keep, as in Hugging Face's masks, and mask != 0 where 1 = padding.",
     ),
     "kind": (
         {"key_padding_mask": [[False] * KEYS]},
@@ -244,11 +244,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "add_zero_attn must be False, since a key appended to all others has no position; got True. "
         "Leave it out, or use torch.nn.MultiheadAttention.",
     ),
-    "width of keys beside tables": (
-        {"kdim": 8, "max_distance": 2},
+    "backend": (
+        {"backend": "fast"},
         ValueError,
-        "kdim and vdim must be embed_dim = 16 beside relative positions, which belong to self-attention; "
-        "got 8 and 16. Use max_distance=None for cross-attention.",
+        "backend must be None or one of triton, cpu, merged, dense, reference; got 'fast'. "
+        "Leave it out to let relpos choose.",
     ),
     "no width": ({"vdim": 0}, ValueError, "vdim must be at least 1; got 0. Give a larger one."),
     "width of text": ({"kdim": "8"}, TypeError, "kdim must be an integer; got str. Give a whole number."),
@@ -272,20 +272,28 @@ def test_settings_of_attention_are_refused_by_name(fault) -> None:
         attention(**settings)
 
 
-def test_widths_of_other_keys_are_taken_where_no_table_is() -> None:
-    ours = RelativeMultiheadAttention(
-        WIDTH, HEADS, kdim=8, max_distance=2, relative_keys=False, relative_values=False
-    )
-    assert not ours.is_relative
+@pytest.mark.parametrize(
+    "kind", [RelativeMultiheadAttention, *LAYERS, RelativeTransformer], ids=lambda kind: kind.__name__
+)
+def test_a_relative_module_without_max_distance_is_refused_and_told_what_to_give(kind) -> None:
+    with refuses(
+        TypeError,
+        f"max_distance must be given to {kind.__name__}: an integer k, or two integers "
+        "(left, right), in tokens, beyond which distances share one row. "
+        "Give max_distance=None for no relative positions, as in cross-attention.",
+    ):
+        kind(WIDTH, HEADS)
+    made = kind(WIDTH, HEADS, max_distance=None)
+    assert not [name for name, _ in made.named_parameters() if "relative_position_" in name]
 
 
 @pytest.mark.parametrize(("heads", "found"), [(2.0, "float"), ("4", "str"), (True, "bool")])
 def test_heads_that_are_no_number_are_refused(heads, found) -> None:
     with refuses(TypeError, f"num_heads must be an integer; got {found}. Give a whole number."):
-        RelativeMultiheadAttention(WIDTH, heads)
+        RelativeMultiheadAttention(WIDTH, heads, max_distance=2)
     for kind in LAYERS:
         with refuses(TypeError, f"nhead must be an integer; got {found}. Give a whole number."):
-            kind(WIDTH, heads)
+            kind(WIDTH, heads, max_distance=2)
 
 
 LAYER_SETTINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -329,7 +337,7 @@ LAYER_SETTINGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_settings_of_layers_are_refused_by_name(kind, fault) -> None:
     settings, error, sentence = LAYER_SETTINGS[fault]
     with refuses(error, sentence):
-        kind(**{"d_model": WIDTH, "nhead": HEADS} | settings)
+        kind(**{"d_model": WIDTH, "nhead": HEADS, "max_distance": 2} | settings)
 
 
 def encoder_layer(**settings: Any) -> RelativeTransformerEncoderLayer:
@@ -542,3 +550,13 @@ def test_a_transformer_refuses_source_and_target_that_do_not_belong_together() -
     ):
         with pytest.raises(error, match=rf"^{re.escape(sentence)}"):
             ours(*given)
+
+
+def test_the_advice_about_a_mask_of_integers_is_right_for_both_conventions() -> None:
+    ours = attention().eval()
+    is_token = torch.arange(KEYS) < torch.tensor([KEYS, 3])[:, None]
+    true = ours(QUERY, KEY, KEY, ~is_token)
+    for mask, convert in ((is_token.long(), "mask == 0"), ((~is_token).long(), "mask != 0")):
+        with pytest.raises(TypeError, match=re.escape(convert)):
+            ours(QUERY, KEY, KEY, mask)
+        torch.testing.assert_close(ours(QUERY, KEY, KEY, mask == 0 if "==" in convert else mask != 0), true)

@@ -38,11 +38,10 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def transformer(batch_first: bool = True, **settings) -> RelativeTransformer:
+def transformer(**settings) -> RelativeTransformer:
     torch.manual_seed(0)
-    return RelativeTransformer(
-        WIDTH, HEADS, LAYERS, LAYERS, **SIZES, batch_first=batch_first, **settings
-    ).eval()
+    options = SIZES | {"batch_first": True, "max_distance": None} | settings
+    return RelativeTransformer(WIDTH, HEADS, LAYERS, LAYERS, **options).eval()
 
 
 def encoder(**settings) -> RelativeTransformerEncoder:
@@ -190,7 +189,8 @@ def test_a_transformer_starts_xavier_uniform_like_torchs() -> None:
 def test_a_transformer_takes_encoder_and_decoder_as_they_come() -> None:
     first, second = encoder(max_distance=2), decoder(max_distance=(4, 0))
     before = copy.deepcopy(first.state_dict())
-    ours = RelativeTransformer(WIDTH, HEADS, batch_first=True, custom_encoder=first, custom_decoder=second)
+    parts = {"custom_encoder": first, "custom_decoder": second}
+    ours = RelativeTransformer(WIDTH, HEADS, batch_first=True, **parts, max_distance=None)
     assert ours.encoder is first
     assert ours.decoder is second
     assert all(torch.equal(x, before[name]) for name, x in ours.encoder.state_dict().items())

@@ -32,7 +32,7 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
 
 def attention(**settings) -> RelativeMultiheadAttention:
     torch.manual_seed(0)
-    options = {"batch_first": True, "dtype": torch.float64} | settings
+    options = {"batch_first": True, "dtype": torch.float64, "max_distance": None} | settings
     return RelativeMultiheadAttention(WIDTH, HEADS, **options).eval().requires_grad_(False)
 
 

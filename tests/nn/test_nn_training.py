@@ -37,7 +37,7 @@ def draw(*shape: int, seed: int = 1) -> Tensor:
 
 def transformer(**settings) -> RelativeTransformer:
     torch.manual_seed(0)
-    options = {"dim_feedforward": INNER, "dropout": 0.0, "batch_first": True} | settings
+    options = {"dim_feedforward": INNER, "dropout": 0.0, "batch_first": True, "max_distance": None} | settings
     return RelativeTransformer(WIDTH, HEADS, LAYERS, LAYERS, **options)
 
 

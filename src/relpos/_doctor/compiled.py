@@ -28,19 +28,22 @@ def compiled_probes() -> dict[str, Probe]:
 
 def _cpu_kernel(complain: Complain) -> Finding:
     is_built, limit = cpu.LIBRARY.exists(), os.environ.get("RELPOS_CPU") or None
+    is_unknown = limit is not None and limit not in _SETS
     value = {
         "path": str(cpu.LIBRARY),
         "built": is_built,
         "loads": cpu.UNAVAILABLE is None,
         "reason": cpu.UNAVAILABLE,
-        "instructions": cpu.instruction_set(),
+        "instructions": None if is_unknown else cpu.instruction_set(),
         "limit": limit,
     }
-    if limit is not None and limit not in _SETS:
+    if is_unknown:
         complain(
-            f"RELPOS_CPU must be one of {', '.join(_SETS)}; it is {limit!r}, which the kernel ignores.",
+            f"RELPOS_CPU must be one of {', '.join(_SETS)}; it is {limit!r}, which the kernel refuses.",
             "Unset RELPOS_CPU.",
         )
+    if cpu.UNAVAILABLE is None and is_unknown:
+        return Finding(value, f"loads, and refuses to run, RELPOS_CPU={limit}\nfrom {cpu.LIBRARY}")
     if cpu.UNAVAILABLE is None:
         source = "" if limit is None else f", RELPOS_CPU={limit}"
         return Finding(value, f"loads, with instructions {value['instructions']}{source}\nfrom {cpu.LIBRARY}")

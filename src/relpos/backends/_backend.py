@@ -28,6 +28,14 @@ class Backend(NamedTuple):
     why_later: Callable[[Inputs], str | None] = lambda inputs: None
 
 
+def no_second_derivative(name: str) -> NotImplementedError:
+    """The error of a backend whose gradient has none, and what to do."""
+    return NotImplementedError(
+        f'backend "{name}" has no second derivative. Give backend="dense" to relative_attention or '
+        "relation_attention, or to the module of relpos.nn, which keeps it as its attribute `backend`."
+    )
+
+
 def reasons_against_operators() -> list[str]:
     """Why a backend that is an operator of relpos cannot be called now; empty where it can."""
     reasons = []

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
+from relpos.backends._backend import no_second_derivative
 
 # the arguments that are tensors with gradients: the first ones
 NUM_DIFFERENTIABLE = 5
@@ -70,8 +71,8 @@ def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[
         of_tensors = [grad if needed else None for needed, grad in zip(is_needed, grads, strict=True)]
         return *of_tensors, *[None] * (num_arguments - NUM_DIFFERENTIABLE)
 
-    def no_second_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        raise NotImplementedError(f'backend "{name}" has no second derivative. Use backend="dense".')
+    def refuse(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        raise no_second_derivative(name)
 
     class Attention(torch.autograd.Function):
         """The same as what is registered, which takes twice as long to reach."""
@@ -91,7 +92,7 @@ def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[
         return operator(*given)
 
     torch.library.register_autograd(f"relpos::{name}", pull_back, setup_context=keep)
-    torch.library.register_autograd(f"relpos::{name}_backward", no_second_derivative)
+    torch.library.register_autograd(f"relpos::{name}_backward", refuse)
     return attend
 
 

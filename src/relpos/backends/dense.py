@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos._inputs import Inputs, can_look_at
+from relpos.backends._backend import reasons_against_operators
+from relpos.backends._pairs import BLOCK, Clipped, Labelled, Pairs
 from relpos.masks import combine_masks, key_mask, merge_masks
 from relpos.positions import label_table
 
@@ -20,20 +22,34 @@ def why_not(inputs: Inputs) -> list[str]:
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """(out, lse); lse is None where it was not asked for."""
-    query, key, value = _grouped(inputs)
-    rel_k, rel_v, labels = _reached(inputs)
-    bias, is_empty = _masks(inputs)
+    out, lse, _ = _attend(inputs)
+    return out, lse
 
-    logits = _logits(query, key, rel_k, labels, bias)  # [batch, heads, query, key]
+
+def run_with_weights(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(out, weights), the weights before dropout, [batch, heads, query, key], in the dtype of query."""
+    out, _, weights = _attend(inputs)
+    return out, weights.to(inputs.query.dtype)
+
+
+def _attend(inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor]:
+    """out; lse, or None; and the weights before dropout, [batch, heads, query, key]."""
+    query, key, value = _grouped(inputs)
+    rel_k, rel_v, pairs = _reached(inputs)
+    bias, is_empty = _masks(inputs)
+    shape = (*inputs.query.shape[:3], key.shape[1])  # batch, heads, query, key
+
+    logits = _logits(query, key, rel_k, pairs, bias, shape)
     weights = torch.softmax(logits, -1)
-    if inputs.dropout_p > 0:
-        weights = F.dropout(weights, inputs.dropout_p)
-    out = _out(weights, value, rel_v, labels)  # [batch, heads, query, d_v]
-    lse = torch.logsumexp(logits, -1) if inputs.return_lse else None  # [batch, heads, query]
     if is_empty is not None:
-        out = out.masked_fill(is_empty, 0.0)
-        lse = None if lse is None else lse.masked_fill(is_empty.squeeze(-1), float("-inf"))
-    return out.to(inputs.query.dtype), lse
+        weights = weights.masked_fill(is_empty, 0.0)
+    dropped = F.dropout(weights, inputs.dropout_p) if inputs.dropout_p > 0 else weights
+    out = _out(dropped, value, rel_v, pairs)  # [batch, heads, query, d_v]
+    lse = None
+    if inputs.return_lse:
+        lse = torch.logsumexp(logits, -1)  # [batch, heads, query]
+        lse = lse if is_empty is None else lse.masked_fill(is_empty.squeeze(-1), float("-inf"))
+    return out.to(inputs.query.dtype), lse, weights
 
 
 def _grouped(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,8 +73,8 @@ def _without_absent(x: Tensor, exists: Tensor) -> Tensor:
     return x * exists if is_known_finite else x.masked_fill(~exists, 0.0)
 
 
-def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """The rows of each table that a pair may use, and labels [batch, heads, query, key] into those rows."""
+def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Pairs]:
+    """The rows of each table that a pair may use, and the labels of all pairs, which count those rows."""
     batch, heads, num_queries, _ = inputs.query.shape
     num_keys = inputs.key.shape[2]
     if inputs.relations is not None:
@@ -68,16 +84,26 @@ def _reached(inputs: Inputs) -> tuple[Tensor | None, Tensor | None, Tensor]:
             None if x is None else F.pad(x.to(inputs.compute_dtype), (0, 0, 0, 1))
             for x in (inputs.rel_k, inputs.rel_v)
         )
-        return rel_k, rel_v, labels.expand(batch, heads, num_queries, num_keys)
+        return rel_k, rel_v, Labelled(labels.expand(batch, heads, num_queries, num_keys))
     first, last = _reach(inputs)
-    labels = label_table(num_queries, num_keys, inputs.query_start, -first, last, inputs.query.device)
-    if labels.dim() == 3:
-        labels = labels[:, None]  # [batch, 1, query, key]
     rel_k, rel_v = (
         None if x is None else x.to(inputs.compute_dtype).narrow(-2, first + inputs.left, last - first + 1)
         for x in (inputs.rel_k, inputs.rel_v)
     )
-    return rel_k, rel_v, labels.expand(batch, heads, num_queries, num_keys)
+    start = inputs.query_start
+    # the blocks have rules for plain autograd alone, and save nothing where there is but one; sizes are asked
+    # last, since a comparison ties a graph to them
+    if not _is_transformed() and type(start) is int and num_queries > BLOCK:
+        return rel_k, rel_v, Clipped(num_keys, start, -first, last)
+    labels = label_table(num_queries, num_keys, start, -first, last, inputs.query.device)
+    if labels.dim() == 3:
+        labels = labels[:, None]  # [batch, 1, query, key]
+    return rel_k, rel_v, Labelled(labels.expand(batch, heads, num_queries, num_keys))
+
+
+def _is_transformed() -> bool:
+    """Whether somebody else than plain autograd looks at what is computed."""
+    return torch.compiler.is_compiling() or bool(reasons_against_operators())
 
 
 def _reach(inputs: Inputs) -> tuple[int, int]:
@@ -112,32 +138,43 @@ def _masks(inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
     return bias, is_empty
 
 
-def _logits(query: Tensor, key: Tensor, rel_k: Tensor | None, labels: Tensor, bias: Tensor | None) -> Tensor:
+def _logits(
+    query: Tensor,
+    key: Tensor,
+    rel_k: Tensor | None,
+    pairs: Pairs,
+    bias: Tensor | None,
+    shape: tuple[int, ...],
+) -> Tensor:
+    """[batch, heads, query, key], which is `shape`."""
     if rel_k is None:
-        logits = torch.bmm(query, key.mT).view(labels.shape)
+        logits = torch.bmm(query, key.mT).view(shape)
         return logits if bias is None else logits + bias
-    by_label = _times_rows(query, rel_k.mT, labels)  # [group, query, labels]
-    logits = by_label.view(*labels.shape[:3], rel_k.shape[-2]).gather(-1, labels)
+    by_label = _times_rows(query, rel_k.mT, shape)  # [group, query, labels]
+    if pairs.is_fresh:
+        # in place: at 2,048 tokens fresh memory takes as long as the product
+        logits = pairs.spread(by_label).baddbmm_(query, key.mT).view(shape)
+        return logits if bias is None else logits + bias
+    logits = pairs.spread(by_label).view(shape)
     if bias is not None:
         # under vmap the logits may lack the dimension that the bias has
         logits = logits + bias if torch._C._are_functorch_transforms_active() else logits.add_(bias)
-    return torch.baddbmm(logits.flatten(0, 1), query, key.mT).view(labels.shape)
+    return torch.baddbmm(logits.flatten(0, 1), query, key.mT).view(shape)
 
 
-def _out(weights: Tensor, value: Tensor, rel_v: Tensor | None, labels: Tensor) -> Tensor:
+def _out(weights: Tensor, value: Tensor, rel_v: Tensor | None, pairs: Pairs) -> Tensor:
     by_key = weights.flatten(0, 1)  # [group, query, key]
     if rel_v is None:
         out = torch.bmm(by_key, value)
     else:
-        by_label = weights.new_zeros(*weights.shape[:3], rel_v.shape[-2])
-        by_label = by_label.scatter_add(-1, labels, weights).flatten(0, 1)  # [group, query, labels]
-        out = torch.baddbmm(_times_rows(by_label, rel_v, labels), by_key, value)
+        by_label = pairs.collect(by_key, rel_v.shape[-2])  # [group, query, labels]
+        out = torch.baddbmm(_times_rows(by_label, rel_v, weights.shape), by_key, value)
     return out.view(*weights.shape[:3], value.shape[2])
 
 
-def _times_rows(x: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
-    """x [group, query, a] times rows [a, c] or [heads, a, c]: [group, query, c]."""
+def _times_rows(x: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x [group, query, a] times rows [a, c] or [heads, a, c]: [group, query, c]; shape begins as all do."""
     if rows.dim() == 2:
         return x @ rows
-    by_head = x.view(*labels.shape[:3], x.shape[2])  # [batch, heads, query, a]
+    by_head = x.view(*shape[:3], x.shape[2])  # [batch, heads, query, a]
     return torch.einsum("bhna,hac->bhnc", by_head, rows).reshape(*x.shape[:2], rows.shape[2])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs, can_look_at
-from relpos.backends._backend import reasons_against_operators
+from relpos.backends._backend import no_second_derivative, reasons_against_operators
 from relpos.backends._fused import reasons_against
 from relpos.backends._merge import Gradients, Results, attend, empty_results, gradients
 from relpos.backends._operator import needs_gradient
@@ -139,9 +139,9 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: No
     return *of_tensors, *[None] * (len(problem) + 2 - len(of_tensors))
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    raise NotImplementedError('backend "merged" has no second derivative. Use backend="dense".')
+def _refuse(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    raise no_second_derivative("merged")
 
 
 torch.library.register_autograd("relpos::merged", _backward, setup_context=_keep)
-torch.library.register_autograd("relpos::merged_backward", _no_second_derivative)
+torch.library.register_autograd("relpos::merged_backward", _refuse)

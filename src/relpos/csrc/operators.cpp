@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -28,6 +29,10 @@ using Optional = std::optional<Tensor>;
 // The best that this processor has, or what RELPOS_CPU names if it has that.
 const Kernel& best_kernel() {
   const char* wanted = std::getenv("RELPOS_CPU");
+  if (wanted && *wanted && std::strcmp(wanted, "avx512") && std::strcmp(wanted, "avx2") &&
+      std::strcmp(wanted, "baseline"))
+    throw std::runtime_error("RELPOS_CPU must be one of avx512, avx2, baseline; got '" + std::string(wanted) +
+                             "'. Unset it for the widest instructions of this processor.");
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -85,8 +90,26 @@ View mask_view_of(const Tensor& x) {
   return view;
 }
 
+// Where there is no memory torch's stable ABI names its own function and nothing else.
+[[noreturn]] void refuse_memory(const std::vector<int64_t>& sizes, size_t element) {
+  double bytes = double(element);
+  std::string text;
+  for (const int64_t size : sizes) {
+    bytes *= double(size);
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  char number[64];
+  std::snprintf(number, sizeof number, "%.0f", bytes);
+  throw std::runtime_error("relpos: backend \"cpu\" ran out of memory. A tensor [" + text + "] needs " + number +
+                           " bytes, and there are not as many: give fewer queries, heads or sequences at a time.");
+}
+
 Tensor empty(const Tensor& like, std::vector<int64_t> sizes, std::optional<ScalarType> type = std::nullopt) {
-  return torch::stable::new_empty(like, sizes, type);
+  try {
+    return torch::stable::new_empty(like, sizes, type);
+  } catch (const std::exception&) {
+    refuse_memory(sizes, !type ? like.element_size() : *type == ScalarType::Double ? 8 : 4);
+  }
 }
 
 // [batch, heads, rows, columns], laid out as `like` is: heads beside one another if its heads are

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from relpos.decompose import Parts, by_distance, decompose
 from relpos.nn import AttentionCache, RelativeMultiheadAttention
+from relpos.nn._nested import padded
 
 # a layer in which no query has a key has no shares; this keeps 0 / 0 at 0
 _TINY = 1e-30
@@ -122,17 +123,18 @@ def _recorder(name: str, seen: list[Observation]) -> Callable[[nn.Module, tuple,
 
 
 def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) -> Observation:
-    # one tensor for all three, since the module has tables
-    x, padding = given["query"], given["key_padding_mask"]
-    if x.dim() == 2:
+    query, key, value, padding = (given[name] for name in ("query", "key", "value", "key_padding_mask"))
+    if query.is_nested:
+        query, key, value, padding = padded(query, key, value)
+    if padding is not None and padding.dim() == 1:
         # one sequence without a batch
-        x, padding = x[None], None if padding is None else padding[None]
-    elif not module.batch_first:
-        x = x.transpose(0, 1)
-    query, key, value = module.project(x, x, x)
+        padding = padding[None]
+    query, key, value = module.project(*module.batches(query, key, value))
     start = 0
     if given["cache"] is not None:
         start, (key, value) = given["cache"].start, given["cache"].given
+    if given["query_start"] is not None:
+        start = _one_start(given["query_start"])
     # the module's own reading of its masks, so that what is observed is what is computed
     mask = module.merge_masks(given["attn_mask"], padding, batch=query.shape[0])
     rel_k, rel_v = module.relative_position_keys, module.relative_position_values
@@ -150,6 +152,16 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
         )
         counted = _counted(parts, padding, start)
         return _summary(name, module, parts, value, counted, start)
+
+
+def _one_start(query_start: int | Tensor) -> int:
+    starts = torch.as_tensor(query_start).unique().tolist()
+    if len(starts) != 1:
+        raise ValueError(
+            f"query_start must be one number for all sequences of a call that is observed; got {starts}. "
+            "Observe them one by one."
+        )
+    return int(starts[0])
 
 
 def _counted(parts: Parts, padding: Tensor | None, start: int) -> Tensor:

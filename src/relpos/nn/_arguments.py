@@ -4,11 +4,41 @@ Each check says which argument is wrong by the name under which the caller gave 
 before it calls its attention, which has other names.
 """
 
+from enum import Enum
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from relpos._inputs import FLOAT_DTYPES
-from relpos.positions import INT_TYPES
+from relpos.positions import INT_TYPES, two_sides
+
+
+class Required(Enum):
+    """The default of an argument that must be given: unlike Python's own error, ours says what to give."""
+
+    REQUIRED = "required"
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED: Final = Required.REQUIRED
+
+
+def sides_of(owner: object, max_distance: int | tuple[int, int] | Required | None) -> tuple[int, int] | None:
+    """(left, right) of the max_distance that `owner`, a module, was given, or None for no relative positions.
+
+    Raises:
+        TypeError: it was left out, or is no distance. ValueError: it is negative.
+    """
+    if max_distance is REQUIRED:
+        raise TypeError(
+            f"max_distance must be given to {type(owner).__name__}: an integer k, or two integers "
+            "(left, right), in tokens, beyond which distances share one row. "
+            "Give max_distance=None for no relative positions, as in cross-attention."
+        )
+    return two_sides(max_distance)
 
 
 def check_count(name: str, count: object) -> None:

@@ -98,7 +98,7 @@ def _check_kind(name: str, mask: Tensor, meaning: str, query: Tensor) -> None:
     if mask.dtype != torch.bool and mask.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{name} must be bool (True = {meaning}) or float (added to the logits); got {mask.dtype}. "
-            "Convert it with .bool()."
+            f"Give mask == 0 where 1 = keep, as in Hugging Face's masks, and mask != 0 where 1 = {meaning}."
         )
     if mask.device != query.device:
         raise ValueError(

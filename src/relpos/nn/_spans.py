@@ -16,7 +16,7 @@ from relpos.nn.cache import AttentionCache, StaticKeyValueCache
 class Span:
     """Positions in tokens: numbers, or tensors [] in a compiled graph that serves every position."""
 
-    start: int | Tensor  # of the first query
+    start: int | Tensor  # of the first query; [batch] where the caller gave one for each sequence
     end: int | Tensor | None  # of the keys; None if none of them is to be left out
     num_keys: tuple[int, ...]  # each length that a mask may have
 
@@ -40,22 +40,24 @@ class Span:
         return key, value, {"attn_mask": attn_mask, "query_start": self.start}
 
 
-def span_of(cache: AttentionCache | None, chunk: int) -> Span:
-    """The span of `chunk` tokens that are to be appended to `cache`, or of a memory of so many."""
-    if cache is None:
-        return Span(0, None, (chunk,))
-    if cache.is_memory:
-        # in cross-attention the position of a query has no effect, unless causal, which is refused
-        memory = cache.filled_memory()
-        return Span(0, None, (chunk if memory is None else memory[0].shape[2],))
+def span_of(cache: AttentionCache | None, chunk: int, query_start: int | Tensor | None = None) -> Span:
+    """The span of `chunk` keys that are to be appended to `cache`, or of a memory of so many.
+
+    Args:
+        query_start: position of the first query among all keys, where it is not that of the first new key.
+    """
+    if cache is None or cache.is_memory:
+        # in cross-attention the position of a query has no effect, unless causal
+        memory = None if cache is None else cache.filled_memory()
+        length = chunk if memory is None else memory[0].shape[2]
+        return Span(0 if query_start is None else query_start, None, (length,))
     if isinstance(cache, StaticKeyValueCache) and torch.compiler.is_compiling():
-        start = cache.position
-        return Span(start, start + chunk, (cache.capacity,))
-    first = cache.length
-    end = first + chunk
-    if isinstance(cache, StaticKeyValueCache):
-        return Span(first, end, (end, cache.capacity))
-    return Span(first, end, (end,))
+        first = cache.position
+        return Span(first if query_start is None else query_start, first + chunk, (cache.capacity,))
+    held = cache.length
+    end = held + chunk
+    num_keys = (end, cache.capacity) if isinstance(cache, StaticKeyValueCache) else (end,)
+    return Span(held if query_start is None else query_start, end, num_keys)
 
 
 def check_memory(name: str, length: int, cache_name: str, cache: AttentionCache | None) -> None:
@@ -68,22 +70,35 @@ def check_memory(name: str, length: int, cache_name: str, cache: AttentionCache 
         )
 
 
+def check_filled(key: Tensor, num_keys: int, cache: AttentionCache) -> None:
+    """Refuse what a cache gave back as its memory where that has room for more than the memory."""
+    if cache.is_memory and key.shape[2] != num_keys:
+        raise ValueError(
+            f"a cache of the memory must hold the keys of the memory alone = {num_keys}; got a "
+            f"{type(cache).__name__} that gives {key.shape[2]}, as one of static capacity does. "
+            "Make it with that capacity, or give KeyValueCache(is_memory=True)."
+        )
+
+
 def check_use(
     is_relative: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    num_queries: int,
+    num_keys: int,
+    query_start: int | Tensor | None,
     is_causal: bool,
     cache: AttentionCache | None,
 ) -> None:
-    """Refuse relative positions and causality where tokens have no common positions."""
-    # by identity: sequences of one length are no less two sequences
-    if is_relative and not (query is key and key is value):
-        found = ", ".join(str(list(x.shape)) for x in (query, key, value))
+    """Refuse relative positions and causality where nobody says how queries and keys stand to each other.
+
+    Args:
+        num_queries, num_keys: lengths of query and key as the caller gave them, in tokens.
+    """
+    # by lengths, and not by identity: hooks, checkpoints and sharding hand on copies
+    if is_relative and query_start is None and num_queries != num_keys:
         raise ValueError(
-            "relative positions belong to self-attention: query, key and value must be one tensor, as in "
-            f"attention(x, x, x); got different ones, {found}. "
-            "Use max_distance=None for cross-attention."
+            "query_start must be given unless query and key have one length, as in self-attention; "
+            f"got lengths {num_queries} and {num_keys}. Give the position of the first query among the keys, "
+            "or use max_distance=None for cross-attention."
         )
     if cache is None or not cache.is_memory:
         return
@@ -92,8 +107,8 @@ def check_use(
             "relative positions belong to self-attention, and a cache with is_memory=True to "
             "cross-attention. Give KeyValueCache(), or use max_distance=None."
         )
-    if is_causal:
+    if is_causal and query_start is None:
         raise ValueError(
             "is_causal cannot be used with a cache of a memory, which does not know where the query "
-            "stands. Give attn_mask."
+            "stands. Give query_start, or attn_mask."
         )

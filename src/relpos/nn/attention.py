@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.functional import relative_attention
+from relpos._dispatch import check_backend
+from relpos._inputs import check_start
+from relpos.functional import attention_with_weights, relative_attention
 from relpos.nn._arguments import (
+    REQUIRED,
+    Required,
     check_cache,
     check_count,
     check_flag,
@@ -20,13 +24,14 @@ from relpos.nn._arguments import (
     check_sequence,
     check_together,
     refuse_appended_keys,
+    sides_of,
 )
 from relpos.nn._masks import check_masks, merge_masks
+from relpos.nn._nested import are_nested_alike, nested_like, padded
 from relpos.nn._projections import Projections
 from relpos.nn._projections import shapes as projection_shapes
-from relpos.nn._spans import check_memory, check_use, span_of
+from relpos.nn._spans import check_filled, check_memory, check_use, span_of
 from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
-from relpos.positions import two_sides
 
 _TABLES = ("relative_position_keys", "relative_position_values")
 
@@ -40,13 +45,15 @@ class RelativeMultiheadAttention(nn.Module):
         dropout: probability on the attention weights while training.
         bias: whether the four projections have biases.
         add_bias_kv, add_zero_attn: False; a key that is appended to all others has no position.
-        kdim, vdim: widths of key and value in cross-attention. None means embed_dim.
+        kdim, vdim: widths of key and value. None means embed_dim.
         batch_first: whether tensors are [batch, length, embed_dim]; otherwise [length, batch, embed_dim].
-        max_distance: k, or (left, right), in tokens. Needed for relative positions: without it the module
-            has none. Distances beyond share one row.
+        max_distance: k, or (left, right), in tokens; distances beyond share one row. Must be given: None is
+            for no relative positions, as in cross-attention.
         relative_keys: whether distances act on the keys (equation 4).
         relative_values: whether distances act on the values (equation 3).
         relative_per_head: whether each head has tables of its own.
+        backend: name of a backend, as in `relpos.relative_attention`; "dense" has second derivatives. It may
+            be changed later, as the attribute `backend`.
 
     Parameters `relative_position_keys` and `relative_position_values` are [labels, d_k], or
     [heads, labels, d_k] per head, with labels = left + right + 1; row `left` is distance 0. The other
@@ -54,9 +61,13 @@ class RelativeMultiheadAttention(nn.Module):
     it has none, stay as they are. Tables start Xavier-uniform: the paper does not say how its own did.
 
     Raises:
-        ValueError: a size, probability or distance is out of range, or two arguments exclude each other.
-        TypeError: max_distance is none of these, or a number is none.
+        ValueError: a size, probability or distance is out of range, or no backend has this name.
+        TypeError: max_distance is left out or none of these, or a number is none.
     """
+
+    # torch.nn.TransformerEncoderLayer asks for this, and where it is true computes attention itself from
+    # the weights below, without positions
+    _qkv_same_embed_dim = False
 
     in_proj_weight: Tensor | None
     q_proj_weight: Tensor | None
@@ -80,22 +91,25 @@ class RelativeMultiheadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        max_distance: int | tuple[int, int] | None = None,
+        max_distance: int | tuple[int, int] | Required | None = REQUIRED,
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
         check_probability("dropout", dropout)
         refuse_appended_keys(add_bias_kv, add_zero_attn)
+        check_backend(backend)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         for name, width in (("kdim", self.kdim), ("vdim", self.vdim)):
             check_count(name, width)
         self.dropout = dropout
         self.batch_first = batch_first
-        self.max_distance = two_sides(max_distance)
+        self.max_distance = sides_of(self, max_distance)
+        self.backend = backend
 
         options: Any = {"device": device, "dtype": dtype}
         for name, shape in projection_shapes(embed_dim, self.kdim, self.vdim, bias).items():
@@ -108,11 +122,6 @@ class RelativeMultiheadAttention(nn.Module):
         for name, is_wanted in zip(_TABLES, (relative_keys, relative_values), strict=True):
             table = nn.Parameter(torch.empty(table_shape, **options)) if labels and is_wanted else None
             self.register_parameter(name, table)
-        if self.is_relative and not self.kdim == self.vdim == embed_dim:
-            raise ValueError(
-                f"kdim and vdim must be embed_dim = {embed_dim} beside relative positions, which belong to "
-                f"self-attention; got {self.kdim} and {self.vdim}. Use max_distance=None for cross-attention."
-            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -145,33 +154,57 @@ class RelativeMultiheadAttention(nn.Module):
         is_causal: bool = False,
         *,
         cache: AttentionCache | None = None,
+        query_start: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `query` to `key`, with the masks of `torch.nn.MultiheadAttention` (True = hidden).
+        """Attend from `query` to `key`, with the masks of `torch.nn.MultiheadAttention`.
+
+        In bool masks True = hidden, as in torch.nn. It is the other way round in `relative_attention`, where
+        True = may attend, and in the `attention_mask` of Hugging Face's tokenizers, where 1 = keep.
 
         Args:
             query: [batch, query, embed_dim] if batch_first, else [query, batch, embed_dim]; or one sequence,
                 [query, embed_dim], and then nothing else has a batch either.
-            key, value: likewise with `key` tokens, of width kdim and vdim. With relative positions all three
-                are one tensor.
-            key_padding_mask: [batch, key], bool (True = padding) or float, added. With a cache, `key`
+            key, value: likewise with `key` tokens, of width kdim and vdim. With relative positions, query and
+                key of one length are tokens of one sequence, whichever tensors hold them: for
+                cross-attention use a module with max_distance=None.
+            key_padding_mask: [batch, key], bool (True = padding) or float, added. Of integers with 1 = keep
+                give `mask == 0`. With a cache, `key`
                 counts all tokens held, this chunk included; with one of static capacity it may be the
                 capacity, and is that under `torch.compile`.
-            need_weights: whether to return the weights too; it costs a second pass.
+            need_weights: whether to return the weights too. They take memory [batch, heads, query, key], and
+                it is then the backend "dense" that attends.
             attn_mask: [query, key] or [batch * heads, query, key], bool (True = may not attend) or float.
             average_attn_weights: whether weights are averaged over the heads.
-            is_causal: hide keys after the query; needs no attn_mask. Without a cache the first query
-                stands at the first key.
+            is_causal: hide keys after the query; needs no attn_mask.
             cache: keys and values of earlier chunks, to which this chunk is appended; or of the memory.
+            query_start: position of the first query among the keys, those of a cache included, in tokens: an
+                int or integers [batch]. Default: that of the first key of this chunk. Relative positions need
+                it where query and key differ in length, as for the last token alone: `n - 1` of n keys.
         Returns:
             Output shaped like query, and the weights before dropout, [batch, query, key] or
             [batch, heads, query, key], or None.
         Raises:
             ValueError: shapes or devices disagree, or what is asked for excludes something else: relative
-                positions between different tensors, or with the cache of a memory; is_causal with the latter.
+                positions with the cache of a memory, or between lengths that differ without query_start.
             TypeError: a kind or dtype that is not taken.
         """
-        self._check(query, key, value, is_causal, cache)
-        span = span_of(cache, self.num_tokens(key))
+        is_alone = attn_mask is None and key_padding_mask is None and cache is None
+        if is_alone and self.batch_first and are_nested_alike(query, key, value):
+            # from torch.nn.TransformerEncoder
+            query, key, value, padding = padded(query, key, value)
+            out, weights = self.forward(
+                query,
+                key,
+                value,
+                padding,
+                need_weights,
+                average_attn_weights=average_attn_weights,
+                is_causal=is_causal,
+                query_start=query_start,
+            )
+            return nested_like(out, padding), weights
+        self._check(query, key, value, is_causal, cache, query_start)
+        span = span_of(cache, self.num_tokens(key), query_start)
         check_masks(
             ("attn_mask", "key_padding_mask"),
             (attn_mask, key_padding_mask),
@@ -182,22 +215,22 @@ class RelativeMultiheadAttention(nn.Module):
             has_cache=cache is not None,
         )
         is_batch = query.dim() == 3
-        query, key, value = self._batches(query, key, value)
+        query, key, value = self.batches(query, key, value)
+        if query_start is not None:
+            check_start(query_start, query)
         q, k, v = self._heads(query, key, value, cache)
         mask = self.merge_masks(attn_mask, key_padding_mask, batch=q.shape[0])
         k, v, limits = span.limit(k, v, mask)
         limits |= {"is_causal": is_causal, "max_distance": self.max_distance if self.is_relative else None}
         rel_k, rel_v = self.relative_position_keys, self.relative_position_values
-        dropout_p = self.dropout if self.training else 0.0
-        heads = relative_attention(q, k, v, rel_k, rel_v, dropout_p=dropout_p, **limits)
-        out = self.out_proj(heads.transpose(1, 2).flatten(2))  # [batch, query, embed_dim]
-
+        limits["dropout_p"] = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
-            # attention over unit vectors, with no table on the values, returns its own weights
-            unit = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
-            weights = relative_attention(q, k, unit, rel_k, None, **limits)
+            heads, weights = attention_with_weights(q, k, v, rel_k, rel_v, **limits)
             weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            heads = relative_attention(q, k, v, rel_k, rel_v, backend=self.backend, **limits)
+        out = self.out_proj(heads.transpose(1, 2).flatten(2))  # [batch, query, embed_dim]
         if not is_batch:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out if self.batch_first else out.transpose(0, 1), weights
@@ -269,7 +302,13 @@ class RelativeMultiheadAttention(nn.Module):
         return Projections(self.in_proj_weight, separate, self.in_proj_bias, self.num_heads)
 
     def _check(
-        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, cache: AttentionCache | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        cache: AttentionCache | None,
+        query_start: int | Tensor | None,
     ) -> None:
         weight, batch_first = self.any_weight, self.batch_first
         widths = {"embed_dim": self.embed_dim, "kdim": self.kdim, "vdim": self.vdim}
@@ -279,15 +318,16 @@ class RelativeMultiheadAttention(nn.Module):
                 check_sequence(name, x, weight, width=width, width_name=width_name, batch_first=batch_first)
         check_flag("is_causal", is_causal)
         check_cache("cache", cache)
-        check_use(self.is_relative, query, key, value, is_causal, cache)
-        check_memory("key", self.num_tokens(key), "cache", cache)
+        num_keys = self.num_tokens(key)
+        check_use(self.is_relative, self.num_tokens(query), num_keys, query_start, is_causal, cache)
+        check_memory("key", num_keys, "cache", cache)
         # a memory that was projected before is not read again
         if key is not query and (cache is None or cache.filled_memory() is None):
             check_together("key", key, "query", query, batch_first=batch_first)
         if value is not key:
             check_together("value", value, "key", key, batch_first=batch_first, has_one_length=True)
 
-    def _batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All three as [batch, length, width]; what was one tensor stays one."""
 
         def turned(x: Tensor) -> Tensor:
@@ -314,7 +354,9 @@ class RelativeMultiheadAttention(nn.Module):
             return self._projections().query(query), *memory
         q, k, v = self.project(query, key, value)
         if cache is not None:
+            num_keys = k.shape[2]
             k, v = cache.append(k, v)
+            check_filled(k, num_keys, cache)
         return q, k, v
 
     def _load_from_state_dict(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from relpos.nn._arguments import (
+    REQUIRED,
+    Required,
     check_cache,
     check_count,
     check_flag,
@@ -18,6 +20,7 @@ from relpos.nn._arguments import (
     check_probability,
     check_sequence,
     check_together,
+    sides_of,
 )
 from relpos.nn._masks import check_masks
 from relpos.nn._spans import check_memory, span_of
@@ -35,9 +38,9 @@ class RelativeTransformerEncoderLayer(nn.Module):
             as in `torch.nn.TransformerEncoderLayer`; activation is "relu", "gelu", "silu" or a function.
         attention_dropout, activation_dropout: on the weights, and inside the feed-forward network;
             None means `dropout`.
-        max_distance: k, or (left, right), in tokens. Needed for relative positions: without it the layer
-            has none. Distances beyond share one row.
-        relative_keys, relative_values, relative_per_head: as in `RelativeMultiheadAttention`.
+        max_distance: k, or (left, right), in tokens; distances beyond share one row. Must be given: None is
+            for no relative positions.
+        relative_keys, relative_values, relative_per_head, backend: as in `RelativeMultiheadAttention`.
     Raises:
         ValueError, TypeError: as `RelativeMultiheadAttention`, or an unknown activation.
     """
@@ -58,12 +61,14 @@ class RelativeTransformerEncoderLayer(nn.Module):
         *,
         attention_dropout: float | None = None,
         activation_dropout: float | None = None,
-        max_distance: int | tuple[int, int] | None = None,
+        max_distance: int | tuple[int, int] | Required | None = REQUIRED,
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        sides = sides_of(self, max_distance)
         dropouts = _dropouts(dropout, attention_dropout, activation_dropout)
         check_heads(d_model, nhead, width_name="d_model", heads_name="nhead")
         check_count("dim_feedforward", dim_feedforward)
@@ -74,10 +79,11 @@ class RelativeTransformerEncoderLayer(nn.Module):
             dropouts["attention_dropout"],
             bias,
             batch_first=batch_first,
-            max_distance=max_distance,
+            max_distance=sides,
             relative_keys=relative_keys,
             relative_values=relative_values,
             relative_per_head=relative_per_head,
+            backend=backend,
             **options,
         )
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **options)
@@ -122,8 +128,7 @@ class RelativeTransformerEncoderLayer(nn.Module):
 class RelativeTransformerDecoderLayer(nn.Module):
     """Self-attention with relative positions, attention to a memory without, a feed-forward network.
 
-    Args: as `RelativeTransformerEncoderLayer`; max_distance is of self-attention alone. Needed for relative
-        positions: without it the layer has none.
+    Args: as `RelativeTransformerEncoderLayer`; max_distance is of self-attention alone, and backend of both.
     Raises:
         ValueError, TypeError: as `RelativeTransformerEncoderLayer`.
     """
@@ -144,12 +149,14 @@ class RelativeTransformerDecoderLayer(nn.Module):
         *,
         attention_dropout: float | None = None,
         activation_dropout: float | None = None,
-        max_distance: int | tuple[int, int] | None = None,
+        max_distance: int | tuple[int, int] | Required | None = REQUIRED,
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
+        sides = sides_of(self, max_distance)
         dropouts = _dropouts(dropout, attention_dropout, activation_dropout)
         check_heads(d_model, nhead, width_name="d_model", heads_name="nhead")
         check_count("dim_feedforward", dim_feedforward)
@@ -161,14 +168,22 @@ class RelativeTransformerDecoderLayer(nn.Module):
             weights_dropout,
             bias,
             batch_first=batch_first,
-            max_distance=max_distance,
+            max_distance=sides,
             relative_keys=relative_keys,
             relative_values=relative_values,
             relative_per_head=relative_per_head,
+            backend=backend,
             **options,
         )
         self.multihead_attn = RelativeMultiheadAttention(
-            d_model, nhead, weights_dropout, bias, batch_first=batch_first, **options
+            d_model,
+            nhead,
+            weights_dropout,
+            bias,
+            batch_first=batch_first,
+            max_distance=None,
+            backend=backend,
+            **options,
         )
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **options)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relpos.nn._arguments import check_caches, check_count, check_flag, check_together
+from relpos.nn._arguments import (
+    REQUIRED,
+    Required,
+    check_caches,
+    check_count,
+    check_flag,
+    check_together,
+    sides_of,
+)
 from relpos.nn.attention import RelativeMultiheadAttention
 from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
 from relpos.nn.layers import (
@@ -26,8 +34,7 @@ class RelativeTransformerEncoder(nn.Module):
 
     Args:
         encoder_layer: all layers begin as copies of it, weights included, as in
-            `torch.nn.TransformerEncoder`. Its max_distance is needed for relative positions: without it the
-            encoder has none.
+            `torch.nn.TransformerEncoder`.
         num_layers: how many.
         norm: applied to the output; wanted after layers with norm_first=True.
         enable_nested_tensor, mask_check: without effect, here for calls written for torch.nn: padding is
@@ -108,8 +115,7 @@ class RelativeTransformerDecoder(nn.Module):
 
     Args:
         decoder_layer: all layers begin as copies of it, weights included, as in
-            `torch.nn.TransformerDecoder`. Its max_distance is needed for relative positions: without it the
-            decoder has none.
+            `torch.nn.TransformerDecoder`.
         num_layers: how many.
         norm: applied to the output; wanted after layers with norm_first=True.
     Raises:
@@ -191,10 +197,10 @@ class RelativeTransformer(nn.Module):
         d_model, nhead, num_encoder_layers, num_decoder_layers, dim_feedforward, dropout, activation,
             layer_norm_eps, batch_first, norm_first, bias: as in `torch.nn.Transformer`.
         custom_encoder, custom_decoder: used in place of those made here, with the weights that they have.
-        max_distance: k, or (left, right), in tokens, of all layers. Needed for relative positions: without
-            it the model has none.
-        attention_dropout, activation_dropout, relative_keys, relative_values, relative_per_head: of all
-            layers, as in `RelativeTransformerEncoderLayer`.
+        max_distance: k, or (left, right), in tokens, of all layers made here. Must be given: None is for no
+            relative positions.
+        attention_dropout, activation_dropout, relative_keys, relative_values, relative_per_head, backend: of
+            all layers made here, as in `RelativeTransformerEncoderLayer`.
 
     Its weights are drawn anew for each layer, Xavier-uniform as those of `torch.nn.Transformer`.
 
@@ -222,20 +228,22 @@ class RelativeTransformer(nn.Module):
         *,
         attention_dropout: float | None = None,
         activation_dropout: float | None = None,
-        max_distance: int | tuple[int, int] | None = None,
+        max_distance: int | tuple[int, int] | Required | None = REQUIRED,
         relative_keys: bool = True,
         relative_values: bool = True,
         relative_per_head: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         options: Any = {"device": device, "dtype": dtype}
         settings: Any = options | {
             "attention_dropout": attention_dropout,
             "activation_dropout": activation_dropout,
-            "max_distance": max_distance,
+            "max_distance": sides_of(self, max_distance),
             "relative_keys": relative_keys,
             "relative_values": relative_values,
             "relative_per_head": relative_per_head,
+            "backend": backend,
         }
         shape = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps)
         order = (batch_first, norm_first, bias)
