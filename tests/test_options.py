@@ -274,7 +274,7 @@ def test_who_stops_a_command_is_told_how_it_goes_on(
 
     monkeypatch.setattr("relpos.translation.training.train", stop)
     monkeypatch.setattr(experiments, "train", stop)
-    monkeypatch.setattr(cli, "_say", lambda line: None)
+    monkeypatch.setattr(cli, "say", lambda line: None)
     assert fault(143, *arguments, "--out", tmp_path / "out") == f"relpos: stopped; {told}"
 
 

@@ -12,9 +12,8 @@ import signal
 import stat
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,9 +27,18 @@ except ImportError as error:
     sys.exit(run_alone(sys.argv[1:], error))
 
 from relpos._options import WithKeys, check_penalty, check_search, overrides, told
-from relpos._streams import open_closed_streams
-from relpos.translation.errors import InputError, Interrupted, RelposWarning, UsageError, first_line
-from relpos.translation.files import open_whole
+from relpos._streams import (
+    check_apart,
+    drop_unwritten,
+    fail,
+    named,
+    one_line,
+    open_closed_streams,
+    say,
+    warnings_as_lines,
+    written,
+)
+from relpos.translation.errors import InputError, Interrupted, UsageError, first_line
 
 if TYPE_CHECKING:
     from relpos.translation.generation import Search, Translator
@@ -67,86 +75,47 @@ def run(arguments: list[str]) -> int:
     """Run the command with `arguments`; returns its exit code."""
     open_closed_streams()
     try:
-        with _warnings_as_lines():
+        with warnings_as_lines():
             result = app(arguments, prog_name="relpos", standalone_mode=False)
         if result == 128 + signal.SIGINT:
             # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         if sys.stdout is not None:
             # what is still held back may fail, and is better told of here than at exit
-            with _named(None):
+            with named(None):
                 sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except typer.TyperException as error:
-        return _fail(told(error), 2)
+        return fail(told(error), 2)
     except UsageError as error:
-        return _fail(str(error), 2)
+        return fail(str(error), 2)
     except InputError as error:
-        return _fail(str(error), 1)
+        return fail(str(error), 1)
     except Interrupted as stop:
         where = f"the state is in {stop.checkpoint}" if stop.checkpoint else "nothing was saved yet"
         # what `reproduce` has begun it goes on with by itself
         is_resumed = stop.checkpoint and arguments[:1] != ["reproduce"]
         how = "go on with --resume" if is_resumed else "run the same command again"
-        return _fail(f"stopped; {where}; {how}.", 128 + stop.signal)
+        return fail(f"stopped; {where}; {how}.", 128 + stop.signal)
     except (typer.Abort, KeyboardInterrupt):
         how = "; run the same command again to go on" if arguments[:1] == ["reproduce"] else ""
-        return _fail(f"stopped{how}.", 128 + signal.SIGINT)
+        return fail(f"stopped{how}.", 128 + signal.SIGINT)
     except ModuleNotFoundError as error:
-        return _fail(f'{error}. This command needs more packages: pip install "relpos[translate]"', 1)
+        return fail(f'{error}. This command needs more packages: pip install "relpos[translate]"', 1)
     except ImportError as error:
         # that of relpos.inspection, which names its extra
-        return _fail(str(error), 1)
+        return fail(str(error), 1)
     except (BrokenPipeError, SystemExit) as error:
         # the reader of our output has left; typer and rich make a SystemExit of it
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        _drop_unwritten()
+        drop_unwritten()
         return 0
     except OSError as error:
         reason = error.strerror or first_line(error)
         if error.errno == errno.EBADF:
             reason = f"standard output: cannot be written ({reason})"
-        return _fail(f"{error.filename}: {reason}." if error.filename else f"{reason}.", 1)
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print our own warnings as one line each, without the place in the code."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def show_line(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
-            if issubclass(category, RelposWarning):
-                _say(f"relpos: warning: {' '.join(str(message).split())}")
-                if category is not RelposWarning:
-                    # one of a kind, and not one for each batch
-                    warnings.simplefilter("ignore", category)
-            else:
-                show(message, category, *place, **where)
-
-        warnings.showwarning = show_line
-        warnings.simplefilter("always", RelposWarning)
-        yield
-
-
-def _fail(message: str, code: int) -> int:
-    _drop_unwritten()
-    try:
-        print(f"relpos: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    except OSError:
-        # nobody reads it; Python would try once more at exit, and exit with 120
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    return code
-
-
-def _drop_unwritten() -> None:
-    """Forget what standard output does not take; Python would complain of it once more at exit."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return fail(f"{error.filename}: {reason}." if error.filename else f"{reason}.", 1)
 
 
 @app.callback(invoke_without_command=True)
@@ -183,11 +152,11 @@ def train(
     from relpos.translation.training import train as train_recipe
 
     loaded = load_recipe(recipe, overrides(context))
-    model = train_recipe(loaded, out, resume=resume, report=_say)
+    model = train_recipe(loaded, out, resume=resume, report=say)
     if as_json:
         print(json.dumps({"model": str(model), "run": str(out)}))
     else:
-        _say(f"the model is in {model}; translate with: relpos translate {out} < text")
+        say(f"the model is in {model}; translate with: relpos translate {out} < text")
 
 
 @app.command(cls=WithKeys)
@@ -213,7 +182,12 @@ def translate(
         Path | None, typer.Argument(help="Text, one segment a line.  [default: standard input]")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write.  [default: standard output]")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write, or to replace when all is done.  [default: standard output]",
+        ),
     ] = None,
     beams: BeamsOption = None,
     length_penalty: PenaltyOption = None,
@@ -271,9 +245,9 @@ def translate(
     )
     check_penalty(length_penalty, is_beam_search=search.beams > 1 and not sample, shows_scores=as_json)
     torch.manual_seed(seed or 0)
-    _check_apart(output, [file] if file else [])
+    check_apart(output, [file] if file else [])
     first_line = 1
-    with _written(output) as write:
+    with written(output) as write:
         # what is drawn depends on the lines of a batch, and when lines arrive is chance
         for chunk in _arrived(file, max_line_bytes, is_alone=sample and not _is_regular(file)):
             with _progress(len(chunk)) as advance:
@@ -294,7 +268,7 @@ def translate(
                 )
                 write(json.dumps(record, ensure_ascii=False) for record in records)
             else:
-                write(_one_line(hypotheses[0].text) for hypotheses in found)
+                write(one_line(hypotheses[0].text) for hypotheses in found)
 
 
 @app.command()
@@ -321,7 +295,7 @@ def evaluate(
     The scores come with their signatures, for the whole and by length.
     """
     edges = _edges(lengths)
-    _check_apart(hypotheses, data or [])
+    check_apart(hypotheses, data or [])
     check_search(beams=beams, length_penalty=length_penalty)
     _settle()
     from relpos.translation.evaluation import evaluate as evaluate_pairs
@@ -330,7 +304,7 @@ def evaluate(
     with (
         tempfile.TemporaryDirectory(prefix="relpos-", ignore_cleanup_errors=True) as scratch,
         # opened first, so that a file that cannot be written is told before the work
-        _written(hypotheses or Path(os.devnull)) as write,
+        written(hypotheses or Path(os.devnull)) as write,
     ):
         translator = Translator.load(model)
         pairs = _test_pairs(model, data or [], Path(scratch))
@@ -338,7 +312,7 @@ def evaluate(
         check_penalty(length_penalty, is_beam_search=search.beams > 1, shows_scores=False)
         with _progress(len(pairs)) as advance:
             result = evaluate_pairs(translator, pairs, search, edges=edges, progress=advance)
-        write(_one_line(hypothesis.text) for hypothesis in result.hypotheses)
+        write(one_line(hypothesis.text) for hypothesis in result.hypotheses)
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
@@ -364,7 +338,7 @@ def reproduce(
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
-    records = run_experiment(loaded, out, overrides(context), _say)
+    records = run_experiment(loaded, out, overrides(context), say)
     report = write_comparison(loaded.title, out, records)
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
@@ -436,10 +410,6 @@ def keep_memory() -> None:
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD, bytes
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _search(
     translator: "Translator", beams: int | None, length_penalty: float | None, **others: Any
 ) -> "Search":
@@ -473,53 +443,6 @@ def _is_regular(file: Path | None) -> bool:
         return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def _written(output: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
-    """What writes lines to a file, which appears whole or not at all, or to standard output."""
-    with ExitStack() as stack:
-        with _named(output):
-            if output is None:
-                sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-                file = sys.stdout
-            else:
-                file = stack.enter_context(open_whole(output))
-
-        def write(lines: Iterable[str]) -> None:
-            with _named(output):
-                file.writelines(f"{line}\n" for line in lines)
-                file.flush()
-
-        yield write
-        with _named(output):
-            stack.close()
-
-
-def _check_apart(output: Path | None, inputs: list[Path]) -> None:
-    """Refuse to write over what is read."""
-    for path in inputs:
-        if output is not None and output.exists() and path.exists() and output.samefile(path):
-            raise UsageError(
-                f"{output} is what is read, and would be replaced. Choose another file to write."
-            )
-
-
-def _one_line(text: str) -> str:
-    """A translation as a line; a model may put line breaks in it."""
-    return " ".join(text.splitlines())
-
-
-@contextmanager
-def _named(output: Path | None) -> Iterator[None]:
-    """Say of a file, or of standard output, that it cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        if output is None and isinstance(error, BrokenPipeError):
-            raise
-        name = "standard output" if output is None else output
-        raise InputError(f"{name}: cannot be written ({error.strerror or first_line(error)}).") from error
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from relpos.translation.experiments import (
     read_results,
     run_experiment,
 )
+from relpos.translation.ownership import working_in
 from relpos.translation.recipe import Recipe, load_recipe, write_recipe
 
 Trained = list[tuple[Path, bool]]
@@ -41,7 +42,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
 
     def train(recipe: Recipe, run: Path, *, resume: bool, report: Callable[[str], None]) -> Path:
         asked.append((run, resume))
-        (run / "model").mkdir(parents=True, exist_ok=True)
+        with working_in(run, "run"):
+            (run / "model").mkdir(exist_ok=True)
         write_recipe(recipe, run / "recipe.yaml")
         return run / "model"
 
@@ -153,6 +155,29 @@ def test_results_that_cannot_be_written_are_told_by_name(
     monkeypatch.setattr(experiments, "write_text_whole", is_full)
     with pytest.raises(OSError, match=r"results\.jsonl'"):
         run_experiment(experiment, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "report.html", "numbers/none/model", "numbers/none/logs"])
+def test_a_folder_of_another_is_refused_before_anything_is_written(
+    experiment: Experiment, trained: Trained, tmp_path: Path, name: str
+) -> None:
+    place = tmp_path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("mine")
+    before = {path for path in tmp_path.rglob("*")}
+    with pytest.raises(InputError, match=f"holds {place.name} that relpos did not write"):
+        run_experiment(experiment, tmp_path)
+    assert place.read_text() == "mine"
+    assert {path for path in tmp_path.rglob("*")} == before
+    assert trained == []
+
+
+def test_another_process_in_the_folder_is_refused(
+    experiment: Experiment, trained: Trained, tmp_path: Path
+) -> None:
+    with working_in(tmp_path, "experiment"), pytest.raises(InputError, match="another process"):
+        run_experiment(experiment, tmp_path)
+    assert trained == []
 
 
 def test_a_kill_between_training_and_results_trains_nothing_again(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import small_values
+from conftest import read_metrics, small_values
 from relpos.cli import run as relpos
 from relpos.translation.checkpoints import sealed_checkpoints
 from relpos.translation.errors import InputError, RelposWarning
@@ -378,13 +378,17 @@ def test_a_run_works_from_any_folder_and_without_its_text(
 def test_the_best_checkpoint_is_found_after_a_move(
     small_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    # a learning rate that destroys what was learned: the first validation stays the best
-    settings = {"warmup": 4, "learning_rate_scale": 200.0, "best": "loss", "keep": 1}
-    train(small_recipe(updates=16, **settings), tmp_path / "run")
+    # a learning rate that rises until it destroys what was learned
+    settings = {"warmup": 100, "learning_rate_scale": 200.0, "best": "loss", "keep": 1}
+    train(small_recipe(updates=24, **settings), tmp_path / "run")
+    losses = read_metrics(tmp_path / "run", "eval_loss")
+    best = min(losses, key=lambda step: losses[step])
     (tmp_path / "run").rename(tmp_path / "moved")
-    best = (tmp_path / "moved" / "model" / "model.safetensors").read_bytes()
-    train(small_recipe(updates=24, **settings), tmp_path / "moved", resume=True)
-    assert (tmp_path / "moved" / "model" / "model.safetensors").read_bytes() == best
+    train(small_recipe(updates=28, **settings), tmp_path / "moved", resume=True)
+    kept = [path.name for path in sealed_checkpoints(tmp_path / "moved" / "checkpoints")]
+    assert kept == [f"checkpoint-{best}", "checkpoint-28"]
+    weights = tmp_path / "moved" / "checkpoints" / kept[0] / "model.safetensors"
+    assert (tmp_path / "moved" / "model" / "model.safetensors").read_bytes() == weights.read_bytes()
 
 
 def test_text_that_only_the_working_folder_has_is_found_and_told(

@@ -114,8 +114,10 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
 
 
 def has_begun(run: Path) -> bool:
-    """Whether `run` holds a checkpoint or a model, so that something would be lost by beginning again."""
-    return (run / "model").exists() or bool(sealed_checkpoints(run / "checkpoints"))
+    """Whether a run of ours holds a checkpoint or a model: something would be lost by beginning again."""
+    return _format_of(run) is not None and (
+        (run / "model").exists() or bool(sealed_checkpoints(run / "checkpoints"))
+    )
 
 
 def has_model(run: Path, recipe: Recipe) -> bool:
