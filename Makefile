@@ -94,6 +94,9 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(KERNEL)
 	@$(PIP) --no-build-isolation -e ".[dev]"
 	@touch $@ $(VENV)/.demo
 
+# only what make made: an environment with its stamp, the demo's folder with the mark of relpos
 clean:  ## remove the environment, the kernel, caches and the demo's runs
-	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info \
+	[ ! -f $(VENV)/.torch ] || rm -rf $(VENV)
+	[ ! -f demo/relpos.json ] || rm -rf demo
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/*.egg-info \
 	  src/relpos/_cpu_kernel.so

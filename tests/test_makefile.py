@@ -40,3 +40,18 @@ def test_tests_run_with_threads_that_do_not_spin_for_long(
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "seen").read_text() == f"{expected}\n"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_cleaning_leaves_folders_that_make_did_not_make(tmp_path: Path, is_ours: bool) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    folders = {"mine": ".torch", "demo": "relpos.json"}
+    for folder, mark in folders.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "thesis.txt").write_text("mine")
+        if is_ours:
+            (tmp_path / folder / mark).touch()
+    command = ["make", "clean", "VENV=mine"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=60)
+    assert [(tmp_path / folder / "thesis.txt").exists() for folder in folders] == [not is_ours] * 2
