@@ -1,6 +1,7 @@
 """Options of the command: keys of a recipe as options, near names, combinations that mean nothing."""
 
 import difflib
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -24,6 +25,13 @@ class WithKeys(TyperCommand):
 def overrides(context: typer.Context) -> list[str]:
     """The keys that were given to a command `WithKeys`, each as `key.key=value`."""
     return context.meta[_OVERRIDES]
+
+
+def path_of(text: str) -> Path:
+    """A path that was given; an empty one, as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise UsageError("a path is empty; name a file or a folder.")
+    return Path(text)
 
 
 def told(error: typer.TyperException) -> str:

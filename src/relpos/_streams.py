@@ -94,12 +94,19 @@ def written(output: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
             stack.close()
 
 
-def check_apart(output: Path | None, inputs: list[Path]) -> None:
-    """Refuse to write over what is read."""
+def check_apart(output: Path | None, inputs: list[Path], model: Path) -> None:
+    """Refuse to write over what is read, or over a file of the model or of a run."""
+    if output is None or not output.is_file():
+        return
     for path in inputs:
-        if output is not None and output.is_file() and path.is_file() and output.samefile(path):
+        if path.is_file() and output.samefile(path):
             raise UsageError(
                 f"{output} is what is read, and would be replaced. Choose another file to write."
+            )
+    for folder in output.resolve().parents:
+        if (folder / "relpos.json").is_file() or folder == model.resolve():
+            raise UsageError(
+                f"{output} belongs to {folder}, and would be replaced. Choose another file to write."
             )
 
 

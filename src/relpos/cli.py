@@ -8,6 +8,7 @@ import ctypes
 import errno
 import json
 import os
+import shlex
 import signal
 import stat
 import sys
@@ -26,7 +27,7 @@ except ImportError as error:
 
     sys.exit(run_alone(sys.argv[1:], error))
 
-from relpos._options import WithKeys, check_penalty, check_search, overrides, told
+from relpos._options import WithKeys, check_penalty, check_search, overrides, path_of, told
 from relpos._streams import (
     check_apart,
     drop_unwritten,
@@ -52,7 +53,8 @@ app = typer.Typer(
 )
 
 ModelArgument = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Folder of a model, or of the run that trained it.")
+    Path,
+    typer.Argument(metavar="MODEL", parser=path_of, help="Folder of a model, or of the run that trained it."),
 ]
 BeamsOption = Annotated[
     int | None,
@@ -134,9 +136,15 @@ def _options(
 def train(
     context: typer.Context,
     recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a recipe that comes with relpos.")
+        str,
+        typer.Argument(help="A YAML file, or a recipe that comes with relpos: messages, multi30k, numbers."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the run: checkpoints, logs, the model.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=path_of, metavar="FOLDER", help="Folder of the run: checkpoints, logs, the model."
+        ),
+    ],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")
     ] = False,
@@ -156,14 +164,15 @@ def train(
     if as_json:
         print(json.dumps({"model": str(model), "run": str(out)}))
     else:
-        say(f"the model is in {model}; translate with: relpos translate {out} < text")
+        say(f"the model is in {model}; translate with: relpos translate {shlex.quote(str(out))} < text")
 
 
 @app.command(cls=WithKeys)
 def recipe(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(help="A YAML file, or a recipe that comes with relpos.")
+        str,
+        typer.Argument(help="A YAML file, or a recipe that comes with relpos: messages, multi30k, numbers."),
     ] = "messages",
 ) -> None:
     """Print a recipe with every key, its value and what it means.
@@ -179,13 +188,18 @@ def recipe(
 def translate(
     model: ModelArgument,
     file: Annotated[
-        Path | None, typer.Argument(help="Text, one segment a line.  [default: standard input]")
+        Path | None,
+        typer.Argument(
+            parser=path_of, metavar="[FILE]", help="Text, one segment a line.  [default: standard input]"
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
+            parser=path_of,
+            metavar="FILE",
             help="File to write, or to replace when all is done.  [default: standard output]",
         ),
     ] = None,
@@ -245,7 +259,7 @@ def translate(
     )
     check_penalty(length_penalty, is_beam_search=search.beams > 1 and not sample, shows_scores=as_json)
     torch.manual_seed(seed or 0)
-    check_apart(output, [file] if file else [])
+    check_apart(output, [file] if file else [], model)
     first_line = 1
     with written(output) as write:
         # what is drawn depends on the lines of a batch, and when lines arrive is chance
@@ -277,8 +291,10 @@ def evaluate(
     data: Annotated[
         list[Path] | None,
         typer.Option(
+            parser=path_of,
+            metavar="FILE",
             help="Test set: a .tsv or .jsonl, plain or gzipped; or twice, source and target.  "
-            "[default: the run's own]"
+            "[default: the run's own]",
         ),
     ] = None,
     beams: BeamsOption = None,
@@ -286,7 +302,9 @@ def evaluate(
     lengths: Annotated[
         str, typer.Option(help="Last length of each bucket but the open one, in words.")
     ] = "5,10,20,40",
-    hypotheses: Annotated[Path | None, typer.Option(help="File to write the translations to.")] = None,
+    hypotheses: Annotated[
+        Path | None, typer.Option(parser=path_of, metavar="FILE", help="File to write the translations to.")
+    ] = None,
     batch_tokens: BatchOption = 2048,
     as_json: JsonOption = False,
 ) -> None:
@@ -295,7 +313,7 @@ def evaluate(
     The scores come with their signatures, for the whole and by length.
     """
     edges = _edges(lengths)
-    check_apart(hypotheses, data or [])
+    check_apart(hypotheses, data or [], model)
     check_search(beams=beams, length_penalty=length_penalty)
     _settle()
     from relpos.translation.evaluation import evaluate as evaluate_pairs
@@ -325,7 +343,12 @@ def evaluate(
 def reproduce(
     context: typer.Context,
     experiment: Annotated[str, typer.Argument(help="An experiment that comes with relpos: demo, multi30k.")],
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.jsonl and report.html.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=path_of, metavar="FOLDER", help="Folder for runs, results.jsonl and report.html."
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Train and compare the variants of an experiment; write a report.

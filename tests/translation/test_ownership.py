@@ -105,17 +105,12 @@ def test_a_run_begins_and_resumes_beside_other_files(
     put(tmp_path, "checkpoints/checkpoint-²/weights", "logs/notes.txt", "cache/notes.txt", "model/README.md")
     for where in ("logs", "cache", "model"):
         assert any((tmp_path / where).iterdir())
-    elsewhere = tmp_path.with_name("elsewhere")
-    shutil.copytree(tmp_path / "checkpoints" / "checkpoint-4", elsewhere)
-    (tmp_path / "checkpoints" / "checkpoint-2").symlink_to(elsewhere)
     theirs = {name: text for name, text in tree(tmp_path).items() if text == b"mine"}
     assert len(theirs) == len(mine) + 6
     for resume in ({"updates": 12, "keep": 1}, {"updates": 12, "keep": 1}):
         train(small_recipe(**resume), tmp_path, resume=True)
         after = tree(tmp_path)
         assert {name: after.get(name) for name in theirs} == theirs
-    assert (tmp_path / "checkpoints" / "checkpoint-2").is_symlink()
-    assert tree(elsewhere)
 
 
 def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
@@ -125,15 +120,9 @@ def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
     wrong = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 9000})})
     with pytest.raises(InputError, match="too small for its vocabulary"):
         train(wrong, run)
-    put(
-        run,
-        "checkpoints/checkpoint-7/thesis.txt",
-        "logs/thesis.txt",
-        "tokenizer/thesis.txt",
-        "cache/thesis.txt",
-    )
+    put(run, "logs/thesis.txt", "tokenizer/thesis.txt", "cache/thesis.txt", "cache/text/thesis.txt")
     assert train(recipe, run) == run / "model"
-    for where in ("checkpoints/checkpoint-7", "logs", "tokenizer", "cache"):
+    for where in ("logs", "tokenizer", "cache", "cache/text"):
         assert (run / where / "thesis.txt").read_text() == "mine"
 
 
@@ -428,3 +417,99 @@ def test_output_leaves_other_names_alone(numbers_run: Path, tmp_path: Path, name
     # what is read is not written over
     assert relpos([*arguments, "--output", str(tmp_path / name)]) == 2
     assert {k: v for k, v in tree(tmp_path).items() if k != "Y"} == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recipe.yaml",
+        "data.json",
+        "metrics.jsonl",
+        "tokenizer/tokenizer.json",
+        "model/w",
+        "checkpoints/checkpoint-3/w",
+    ],
+)
+@pytest.mark.parametrize("content", ["mine", "{}", "[]", "my: recipe"])
+def test_what_was_put_where_a_beginning_had_failed_is_refused(
+    small_recipe: Callable[..., Recipe], tmp_path: Path, name: str, content: str
+) -> None:
+    with working_in(tmp_path, "run"):
+        pass
+    place = tmp_path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(content)
+    before = tree(tmp_path)
+    with pytest.raises(InputError, match=r"Move it elsewhere first\."):
+        train(small_recipe(), tmp_path)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_checkpoint_that_no_run_saved_is_refused_and_left_alone(
+    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, is_link: bool
+) -> None:
+    foreign = run / "checkpoints" / "checkpoint-100"
+    put(tmp_path, "mine/config.json", "mine/model.safetensors")
+    if is_link:
+        foreign.symlink_to(tmp_path / "mine")
+    else:
+        (tmp_path / "mine").rename(foreign)
+    before = tree(run)
+    with pytest.raises(InputError, match=r"checkpoint-100 was not saved by this run"):
+        train(small_recipe(updates=8), run, resume=True)
+    assert {**tree(run), "relpos.json": b""} == {**before, "relpos.json": b""}
+
+
+def test_a_model_that_its_user_sealed_is_not_replaced(
+    small_recipe: Callable[..., Recipe], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(run / "model", "README.md", "notes/a.txt")
+    assert relpos(["seal", str(run)]) == 0
+    put(run / "model", "notes/b.txt")
+    before = tree(run / "model")
+    with pytest.raises(InputError, match=r"is not as this run wrote it.*Move it elsewhere first"):
+        train(small_recipe(updates=8), run, resume=True)
+    assert tree(run / "model") == before
+
+
+def test_what_only_looks_like_a_draft_or_a_checkpoints_file_stays(
+    small_recipe: Callable[..., Recipe], run: Path
+) -> None:
+    names = (
+        ".notes.relpos-20261130", ".model.relpos-original/a", "checkpoints/.x.relpos-mybackup/a",
+        ".mine.relpos-draft-0123456789abcdef", "checkpoints/checkpoint-4/model-mine.safetensors",
+        "checkpoints/checkpoint-4/rng_state_mine.pth",
+    )  # fmt: skip
+    put(run, *names)
+    draft = run / ".data.json.relpos-draft-0123456789abcdef"
+    draft.touch()
+    train(small_recipe(updates=12, keep=1, best="loss"), run, resume=True)
+    assert [name for name in names if not (run / name).exists()] == []
+    assert not draft.exists()
+
+
+def test_output_does_not_write_over_a_model_or_a_run(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("one\n")
+    before = tree(run)
+    for name in ("model/config.json", "recipe.yaml", "metrics.jsonl", "checkpoints/checkpoint-4/config.json"):
+        assert relpos(["translate", str(run), str(tmp_path / "in.txt"), "-o", str(run / name)]) == 2
+        assert relpos(["evaluate", str(run), "--hypotheses", str(run / name)]) == 2
+    assert tree(run) == before
+
+
+def test_an_empty_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["train", "numbers", "--out", ""],
+        ["reproduce", "demo", "--out", ""],
+        ["translate", ""],
+    ):
+        assert relpos([*arguments, ""]) == 2
+    assert tree(tmp_path) == {}
+
+
+def test_weights_are_as_readable_as_what_lies_beside_them(run: Path) -> None:
+    for folder in ("model", "checkpoints/checkpoint-4"):
+        modes = {path.stat().st_mode & 0o777 for path in (run / folder).iterdir() if path.suffix != ".pth"}
+        assert len(modes) == 1

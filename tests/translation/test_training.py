@@ -19,6 +19,7 @@ from relpos.translation.checkpoints import average_weights, is_sealed, sealed_ch
 from relpos.translation.errors import InputError
 from relpos.translation.generation import Translator
 from relpos.translation.recipe import Recipe
+from relpos.translation.removal import SAVING
 from relpos.translation.training import train
 
 Metrics = Callable[[Path, str], dict[int, float]]
@@ -83,6 +84,7 @@ def test_killed_run_goes_on_with_the_very_same_losses(
     half = run / "checkpoints" / "checkpoint-999"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
+    (half / SAVING).touch()
     train(small_recipe(updates=16), run, resume=True)
     assert not half.exists()
     train(small_recipe(updates=16), tmp_path / "unbroken")

@@ -7,7 +7,9 @@ changed afterwards is not taken for a whole one. Weights are safetensors; nothin
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,18 @@ class Change:
     told: str
 
 
-def seal(folder: Path) -> None:
-    """Write down what `folder` holds, but for hidden files; the last step of saving."""
+def seal(folder: Path, *, by: str = "relpos") -> None:
+    """Write down what `folder` holds, but for hidden files; the last step of saving.
+
+    Args:
+        by: who has filled the folder; what a run wrote it may replace, what a user sealed it may not.
+    """
     files = {
         path.relative_to(folder).as_posix(): _entry(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != _SEAL and not _is_hidden(path.relative_to(folder))
     }
-    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "files": files}, indent=1))
+    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "by": by, "files": files}, indent=1))
 
 
 def is_sealed(folder: Path) -> bool:
@@ -114,25 +120,48 @@ def _changes(folder: Path, is_same: Callable[[Path, dict[str, Any]], bool]) -> l
 
 
 def sealed_names(folder: Path) -> set[str]:
-    """Names of the files in `folder` that its seal lists, with `/` between them; none where it is damaged."""
+    """Names of the files that a run wrote into `folder`, with `/` between them, by its seal.
+
+    None where the seal is damaged, or a user's, who may have sealed files of their own.
+    """
     try:
-        return set(read_seal(folder)) if is_sealed(folder) else set()
+        return set(read_seal(folder)) if is_sealed(folder) and not is_sealed_by_user(folder) else set()
     except InputError:
         return set()
+
+
+def is_sealed_by_user(folder: Path) -> bool:
+    """Whether `relpos seal` has sealed `folder` after a run wrote it."""
+    try:
+        return read_object(folder / _SEAL, 64 * MEBIBYTE).get("by", "relpos") != "relpos"
+    except InputError:
+        return False
+
+
+def make_readable(folder: Path) -> None:
+    """Give the weights the permissions of the seal: safetensors writes them for their owner alone."""
+    for path in folder.glob("*.safetensors"):
+        with suppress(OSError):
+            shutil.copymode(folder / _SEAL, path)
 
 
 def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a new folder and put it, sealed, in the place of `folder`; all or nothing.
 
-    What stands in `folder` and was not sealed there is kept.
+    What stands in `folder` and was not written there so is kept.
     """
-    before = {name.split("/")[0] for name in sealed_names(folder)} | {_SEAL}
+    before = sealed_names(folder) | {_SEAL}
 
     def write_sealed(draft: Path) -> None:
         write(draft)
         seal(draft)
+        make_readable(draft)
 
-    write_folder_whole(folder, write_sealed, is_ours=lambda path: path.name in before)
+    def is_ours(path: Path) -> bool:
+        files = [path] if not path.is_dir() else [inner for inner in path.rglob("*") if not inner.is_dir()]
+        return all(inner.relative_to(folder).as_posix() in before for inner in files)
+
+    write_folder_whole(folder, write_sealed, is_ours)
 
 
 def find_model(folder: Path) -> Path:

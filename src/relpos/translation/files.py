@@ -3,15 +3,18 @@
 What is not finished yet lies beside its place as a draft, under a name that nothing had before.
 """
 
+import errno
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-_DRAFT = ".relpos-"
+_DRAFT = ".relpos-draft-"
+_IS_DRAFT = re.compile(r"\.(.+)\.relpos-draft-[0-9a-f]{16}")
 _T = TypeVar("_T")
 
 
@@ -30,6 +33,9 @@ def open_whole(path: Path) -> Iterator[TextIO]:
             yield file
         return
     path = Path(os.path.realpath(path))
+    if path.exists() and not os.access(path, os.W_OK):
+        # its folder would let it be replaced
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     draft, opened = _new(path, lambda name: name.open("x", encoding="utf-8", newline="\n"))
     try:
         with _closed(opened) as file:
@@ -101,19 +107,21 @@ def show_folder(folder: Path, to: Path) -> None:
                 shutil.copyfile(path, place)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts in `folder` that killed processes left; no other may be writing there."""
-    for path in folder.glob(f".*{_DRAFT}????????"):
-        if path.is_dir() and not path.is_symlink():
-            _restore(path)
+def remove_drafts(folder: Path, names: Container[str]) -> None:
+    """Remove the drafts of `names` in `folder` that killed processes left; no other may be writing there."""
+    for path in list(folder.glob(f".*{_DRAFT}*")):
+        draft = _IS_DRAFT.fullmatch(path.name)
+        if draft is None or draft[1] not in names or path.is_symlink():
+            continue
+        if path.is_dir():
+            _restore(path, draft[1])
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
 
 
-def _restore(draft: Path) -> None:
+def _restore(draft: Path, name: str) -> None:
     """Put a folder back that was moved away, where a kill came before the new one took its place."""
-    name = draft.name[1 : draft.name.rindex(_DRAFT)]
     if (draft / name).is_dir() and not draft.with_name(name).exists():
         (draft / name).rename(draft.with_name(name))
 
@@ -122,7 +130,7 @@ def _new(path: Path, make: Callable[[Path], _T]) -> tuple[Path, _T]:
     """What `make` makes under a new name beside `path`, and that name; `make` fails where something is."""
     while True:
         # a name has at most 255 bytes
-        draft = path.with_name(f".{path.name[:50]}{_DRAFT}{secrets.token_hex(4)}")
+        draft = path.with_name(f".{path.name[:50]}{_DRAFT}{secrets.token_hex(8)}")
         with suppress(FileExistsError):
             return draft, make(draft)
 

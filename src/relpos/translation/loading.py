@@ -54,7 +54,7 @@ def seal_model(folder: Path) -> Path:
     _load(folder)
     if is_sealed(folder):
         read_seal(folder)
-    seal(folder)
+    seal(folder, by="user")
     return folder
 
 
@@ -67,7 +67,10 @@ def check_seal(folder: Path) -> Path:
     folder = find_model(folder)
     if not is_sealed(folder):
         raise InputError(f"{folder}: has no seal. Make one with: relpos seal {folder}")
-    verify(folder)
+    try:
+        verify(folder)
+    except InputError as error:
+        raise InputError(f"{error} If the change is yours, seal it anew with: relpos seal {folder}") from None
     return folder
 
 

@@ -24,7 +24,7 @@ from relpos.translation.errors import InputError
 from relpos.translation.files import write_folder_whole, write_text_whole
 from relpos.translation.generation import MOST_SUBWORDS
 from relpos.translation.recipe import DataSettings, Recipe, placed
-from relpos.translation.removal import remove_tables
+from relpos.translation.removal import TABLES, remove_tables
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 _T = TypeVar("_T")
@@ -149,11 +149,12 @@ def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Data
     """The table of a corpus, and from the second time on the very same."""
     languages = data.source_language, data.target_language
     key = hashlib.sha256(json.dumps([source.model_dump(mode="json"), languages]).encode()).hexdigest()
-    memory = cache / "tables.json"
+    tables = cache / TABLES
+    memory = tables / "tables.json"
     known = json.loads(memory.read_bytes()) if memory.is_file() else {}
-    table = recall_corpus(source, known[key], cache) if key in known else None
+    table = recall_corpus(source, known[key], tables) if key in known else None
     if table is None:
-        table = read_corpus(placed(source, data.folder), *languages, cache)
+        table = read_corpus(placed(source, data.folder), *languages, tables)
         write_text_whole(memory, json.dumps(known | {key: table._fingerprint}, indent=1))
     table.data.validate(full=True)
     return table

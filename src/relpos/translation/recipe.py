@@ -294,10 +294,13 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
 
     The folder of its data is written as an absolute path, so that the file may be read anywhere.
     """
-    text = yaml.dump(
-        located(recipe).model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True
-    )
-    write_text_whole(path, text)
+    write_text_whole(path, recipe_text(recipe))
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """`recipe` as `write_recipe` writes it."""
+    values = located(recipe).model_dump(mode="json")
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def located(recipe: Recipe) -> Recipe:

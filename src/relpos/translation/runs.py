@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
+from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
-from relpos.translation.recipe import Recipe, load_recipe, write_recipe
-from relpos.translation.removal import remove_beginning, remove_unfinished
+from relpos.translation.recipe import Recipe, load_recipe, recipe_text, write_recipe
+from relpos.translation.removal import foreign_checkpoints, remove_beginning, remove_unfinished
+from relpos.translation.tokenizer import MARKS
 
 _KIND = "run"
 _NAMES = ("recipe.yaml", "data.json", "tokenizer", "checkpoints", "metrics.jsonl", "logs", "cache", "model")
@@ -55,8 +56,16 @@ def check_new(run: Path) -> None:
     """
     if _format_of(run) is None:
         check_free(run, _KIND, _NAMES)
-    elif has_begun(run):
+        return
+    if has_begun(run):
         raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
+    # a beginning that failed gives way, but not what somebody has put in its place since
+    taken = [name for name, is_ours in _ARE_OURS.items() if (run / name).exists() and not is_ours(run / name)]
+    if taken:
+        raise InputError(
+            f"{run} holds {', '.join(taken)} that this run did not write. Move it elsewhere first."
+        )
+    _refuse_foreign(run / "checkpoints")
 
 
 @contextmanager
@@ -99,6 +108,7 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
     before = load_recipe(str(written))
     _check_same(before, recipe, run)
     _check_model(run / "model")
+    _refuse_foreign(run / "checkpoints")
     lines = _read_metrics(run / "metrics.jsonl")
     remove_unfinished(run)
     _tell_foreign(run / "checkpoints", report)
@@ -116,7 +126,7 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
 def has_begun(run: Path) -> bool:
     """Whether a run of ours holds a checkpoint or a model: something would be lost by beginning again."""
     return _format_of(run) is not None and (
-        (run / "model").exists() or bool(sealed_checkpoints(run / "checkpoints"))
+        is_sealed(run / "model") or bool(sealed_checkpoints(run / "checkpoints"))
     )
 
 
@@ -178,10 +188,9 @@ def _format_of(run: Path) -> int | None:
         return marked
     try:
         load_recipe(str(run / "recipe.yaml"))
-        summary = json.loads((run / "data.json").read_bytes())
-        return 1 if {"kept", "dropped", "cleaning", "pairs"} <= summary.keys() else None
-    except (InputError, OSError, ValueError, AttributeError, RecursionError):
+    except InputError:
         return None
+    return 1 if _is_our_summary(run / "data.json") else None
 
 
 def _check_model(model: Path) -> None:
@@ -189,12 +198,65 @@ def _check_model(model: Path) -> None:
     if not model.exists():
         return
     advice = "A run that goes on replaces it. Move it elsewhere first."
-    if not is_sealed(model):
-        raise InputError(f"{model} was not written by this run, or not whole. {advice}")
+    if not is_sealed(model) or is_sealed_by_user(model):
+        raise InputError(f"{model} is not as this run wrote it. {advice}")
     try:
         verify(model)
     except InputError as error:
         raise InputError(f"the model was changed after its training: {error} {advice}") from error
+
+
+def told_foreign(paths: list[Path]) -> str:
+    """The sentence about what stands where checkpoints go."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more} was not saved by this run, which may need the name. Move it elsewhere first."
+
+
+def _refuse_foreign(checkpoints: Path) -> None:
+    foreign = foreign_checkpoints(checkpoints)
+    if foreign:
+        raise InputError(told_foreign(foreign))
+
+
+def _is_our_recipe(file: Path) -> bool:
+    """Whether `write_recipe` wrote it: every key, in its order, without a comment."""
+    try:
+        return recipe_text(load_recipe(str(file))) == file.read_text("utf-8")
+    except (InputError, OSError, ValueError):
+        return False
+
+
+def _is_our_summary(file: Path) -> bool:
+    try:
+        summary = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(summary, dict) and {"kept", "dropped", "cleaning", "pairs"} <= summary.keys()
+
+
+def _are_our_metrics(file: Path) -> bool:
+    try:
+        return bool(_read_metrics(file)) or not file.read_bytes()
+    except (InputError, OSError):
+        return False
+
+
+def _is_our_tokenizer(folder: Path) -> bool:
+    file = folder / "tokenizer.json"
+    try:
+        return not file.exists() or MARKS[0] in json.loads(file.read_bytes())["model"]["vocab"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+# what a run writes before its first checkpoint, and would write over; nothing of a model
+_ARE_OURS: dict[str, Callable[[Path], bool]] = {
+    "recipe.yaml": _is_our_recipe,
+    "data.json": _is_our_summary,
+    "metrics.jsonl": _are_our_metrics,
+    "tokenizer": _is_our_tokenizer,
+    "model": lambda path: False,
+}
 
 
 def _tell_foreign(checkpoints: Path, report: Callable[[str], None]) -> None:

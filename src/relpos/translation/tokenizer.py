@@ -16,7 +16,7 @@ from relpos.translation.tokenizer_files import read_tokenizer
 # a word joiner ends each mark. Normalising takes it out of any text, so that "<s>" typed there is no mark,
 # while tokens that a user adds are found
 _PAD, _BOS, _EOS, _UNK = "<pad>\u2060", "<s>\u2060", "</s>\u2060", "<unk>\u2060"
-_MARKS = [_PAD, _BOS, _EOS, _UNK]
+MARKS = [_PAD, _BOS, _EOS, _UNK]
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 # characters of a word that are learned and encoded together: learning takes the square of them
@@ -44,10 +44,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         ]
     )
     texts = list(texts) if isinstance(texts, Iterator) else texts
-    limit = max(1, (vocabulary - len(_MARKS) - len(_BYTES)) // 2)
+    limit = max(1, (vocabulary - len(MARKS) - len(_BYTES)) // 2)
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=_MARKS + _BYTES,
+        special_tokens=MARKS + _BYTES,
         # chosen here, since the trainer breaks ties between equally frequent characters by chance
         initial_alphabet=_frequent_characters(texts, limit),
         limit_alphabet=limit,
@@ -94,7 +94,7 @@ def _frequent_characters(texts: Iterable[str], limit: int) -> list[str]:
 def _with_plain_bytes(tokenizer: Tokenizer) -> Tokenizer:
     """The same subwords, with bytes as ordinary ones: as marks, decoding would drop them."""
     content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in _MARKS]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in MARKS]
     return Tokenizer.from_str(json.dumps(content))
 
 

@@ -30,14 +30,14 @@ from transformers import (
 from transformers.integrations import TensorBoardCallback
 
 from relpos.translation.batching import EpochLoader, PairCollator, TokenBatches
-from relpos.translation.checkpoints import seal
+from relpos.translation.checkpoints import make_readable, seal
 from relpos.translation.errors import InputError, first_line
 from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
-from relpos.translation.removal import keep_newest, remove_checkpoint
-from relpos.translation.runs import mark_finished
+from relpos.translation.removal import SAVING, foreign_checkpoints, keep_newest, remove_checkpoint
+from relpos.translation.runs import mark_finished, told_foreign
 from relpos.translation.schedule import share_of_peak
 
 
@@ -222,6 +222,11 @@ class RelposTrainer(Seq2SeqTrainer):
         # the time since the last logged line, for whoever resumes from here
         self.state.log_history.append({"step": self.state.global_step, "seconds": round(self.seconds, 2)})
         try:
+            if self.args.should_save:
+                if foreign_checkpoints(folder.parent):
+                    raise InputError(told_foreign(foreign_checkpoints(folder.parent)))
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / SAVING).touch()
             super()._save_checkpoint(model, trial)
             # every process writes its random state into the folder
             self.accelerator.wait_for_everyone()
@@ -229,6 +234,8 @@ class RelposTrainer(Seq2SeqTrainer):
                 if self.control.should_training_stop and not self._stopped:
                     mark_finished(folder)
                 seal(folder)
+                make_readable(folder)
+                (folder / SAVING).unlink(missing_ok=True)
                 keep_newest(folder.parent, self._keep, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             cause = _why_not_saved(error, folder)
