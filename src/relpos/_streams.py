@@ -39,10 +39,15 @@ def warnings_as_lines() -> Iterator[None]:
     """Print our own warnings as one line each, without the place in the code."""
     with warnings.catch_warnings():
         show = warnings.showwarning
+        said: set[str] = set()
 
         def show_line(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
             if issubclass(category, RelposWarning):
-                say(f"relpos: warning: {' '.join(str(message).split())}")
+                line = f"relpos: warning: {' '.join(str(message).split())}"
+                if line not in said:
+                    # one recipe may be read several times
+                    said.add(line)
+                    say(line)
                 if category is not RelposWarning:
                     # one of a kind, and not one for each batch
                     warnings.simplefilter("ignore", category)

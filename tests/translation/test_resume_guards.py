@@ -14,7 +14,7 @@ from relpos.translation.recipe import (
     TokenizerSettings,
     TrainingSettings,
 )
-from relpos.translation.runs import begin_run, resume_run
+from relpos.translation.runs import begin_run, resume_run, working_in_run
 
 # other values of these leave the updates that were made as they are
 MAY_CHANGE = {
@@ -73,7 +73,8 @@ def test_resuming_with_another_value_is_refused_by_name(
     small_recipe: Callable[..., Recipe], tmp_path: Path, section: str, key: str
 ) -> None:
     recipe = small_recipe()
-    begin_run(recipe, tmp_path / "run")
+    with working_in_run(tmp_path / "run"):
+        begin_run(recipe, tmp_path / "run")
     value = getattr(getattr(recipe, section), key)
     # two lists may be empty, and then are not given twice
     another = other(value) if value != [] else recipe.data.train
@@ -88,5 +89,6 @@ def test_resuming_with_another_value_of_the_rest_goes_on(
 ) -> None:
     recipe = small_recipe()
     assert getattr(recipe.training, key) != value
-    begin_run(recipe, tmp_path / "run")
+    with working_in_run(tmp_path / "run"):
+        begin_run(recipe, tmp_path / "run")
     assert not resume_run(changed(recipe, "training", key, value), tmp_path / "run", print).is_finished

@@ -37,16 +37,22 @@ class Change:
     told: str
 
 
-def seal(folder: Path, *, by: str = "relpos") -> None:
+def seal(folder: Path, is_wanted: Callable[[str], bool] = lambda name: True, *, by: str = "relpos") -> None:
     """Write down what `folder` holds, but for hidden files; the last step of saving.
 
     Args:
+        is_wanted: of a file's path in the folder, with `/`; others are left out.
         by: who has filled the folder; what a run wrote it may replace, what a user sealed it may not.
     """
     files = {
-        path.relative_to(folder).as_posix(): _entry(path)
+        name: _entry(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != _SEAL and not _is_hidden(path.relative_to(folder))
+        if path.is_file()
+        and path.name != _SEAL
+        and not _is_hidden(path.relative_to(folder))
+        # relpos writes no such names; a person may have
+        and _is_name(name := path.relative_to(folder).as_posix())
+        and is_wanted(name)
     }
     write_text_whole(folder / _SEAL, json.dumps({"format": 1, "by": by, "files": files}, indent=1))
 

@@ -172,7 +172,7 @@ def _check_text(steps: list[tuple[Task, str, Recipe]]) -> None:
     """Look for the text of every task before anything is written. Raises: InputError."""
     for task, data in {task.name: (task.name, recipe.data) for task, _, recipe in steps}.values():
         named = [path for sources in data.sources.values() for source in sources for path in source.paths]
-        missing = [path for path in named if not (data.folder / path).is_file()]
+        missing = [path for path in named if not (data.folder / path.expanduser()).is_file()]
         if missing:
             others = len(set(missing)) - 1
             more = f" and {others} more file{'s' if others > 1 else ''}" if others else ""

@@ -93,7 +93,7 @@ def _rule(kind: str, context: Mapping[str, Any], field: FieldInfo | None) -> str
     """What a value must be or hold."""
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
-        return f"be {words} {context[bound]:g}"
+        return f"be {words} {_plain(context[bound])}"
     if kind == "finite_number":
         return "be a finite number"
     if kind == "literal_error":
@@ -103,6 +103,11 @@ def _rule(kind: str, context: Mapping[str, Any], field: FieldInfo | None) -> str
         count = context["min_length" if least else "max_length"]
         return f"hold at {'least' if least else 'most'} {count} value{'' if count == 1 else 's'}"
     return f"be {_wanted(kind, field)}"
+
+
+def _plain(bound: float) -> str:
+    """A bound in full: `g` alone would round 1,048,576."""
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def _wanted(kind: str, field: FieldInfo | None) -> str:

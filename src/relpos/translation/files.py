@@ -89,8 +89,14 @@ def write_folder_whole(
     # the old folder goes only when the new one is in its place
     old, _ = _new(folder, Path.mkdir)
     folder.rename(old / folder.name)
-    draft.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        draft.rename(folder)
+    except BaseException:
+        (old / folder.name).rename(folder)
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def show_folder(folder: Path, to: Path) -> None:

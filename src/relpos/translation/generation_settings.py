@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 from relpos.translation.config import RelposConfig, token_rules
 from relpos.translation.errors import ModelFolderError, RelposWarning
 from relpos.translation.json_files import read_object
+from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
 from relpos.translation.rules import Rule, check, either, flag, names_shown, number, one_of, optional, whole
 
 _NAME = "generation_config.json"
@@ -19,8 +20,8 @@ _RULES: dict[str, Rule] = {
     "do_sample": flag(),
     "use_cache": flag(),
     "early_stopping": either(flag(), one_of("never")),
-    "length_penalty": number(-1000, 1000),
-    "temperature": number(1e-3, 1000),
+    "length_penalty": number(*LENGTH_PENALTIES),
+    "temperature": number(*TEMPERATURES),
     "top_k": whole(0, 2**31),
     "top_p": number(0, 1),
     "repetition_penalty": number(1e-3, 1000),

@@ -1,14 +1,30 @@
 """A model from a folder, be it a stranger's: whole, or one sentence that says what is wrong with it."""
 
 import warnings
+from fnmatch import fnmatch
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from relpos.translation.checkpoints import changes, damage, find_model, is_sealed, read_seal, seal, verify
+from relpos.translation.checkpoints import (
+    changes,
+    damage,
+    find_model,
+    is_sealed,
+    read_seal,
+    seal,
+    verify,
+)
 from relpos.translation.errors import InputError, RelposWarning, first_line
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.tokenizer import load_tokenizer
+
+# what a model's folder consists of
+_FILES = (
+    *("config.json", "generation_config.json", "recipe.yaml"),
+    *("model*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+)
 
 
 def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrainedTokenizerFast]:
@@ -52,9 +68,9 @@ def seal_model(folder: Path) -> Path:
     """
     folder = find_model(folder)
     _load(folder)
-    if is_sealed(folder):
-        read_seal(folder)
-    seal(folder, by="user")
+    # a person's files beside the model are none of it
+    before = read_seal(folder) if is_sealed(folder) else {}
+    seal(folder, lambda name: name in before or any(fnmatch(name, each) for each in _FILES), by="user")
     return folder
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, ModelFolderError
 from relpos.translation.files import write_text_whole
+from relpos.translation.json_files import read_object
 
 FORMAT = 2  # 1: before folders were marked
 _MARK, _LOCK = "relpos.json", "relpos.lock"
@@ -25,12 +26,12 @@ def format_of(folder: Path, kind: str) -> int | None:
     Raises:
         InputError: the mark cannot be read, is of another kind, or of a later relpos.
     """
-    try:
-        mark = json.loads((folder / _MARK).read_bytes())
-        found, number = str(mark["folder"]), int(mark["format"])
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(folder / _MARK):
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    try:
+        mark = read_object(folder / _MARK)
+        found, number = str(mark["folder"]), int(mark["format"])
+    except (ModelFolderError, ValueError, TypeError, KeyError, OverflowError):
         raise InputError(
             f"{folder / _MARK}: cannot be read, so that relpos does not know whether the folder is its own. "
             "Choose another folder."
@@ -50,7 +51,10 @@ def check_free(folder: Path, kind: str, names: Sequence[str]) -> None:
         raise InputError(f"{folder}: cannot be made, a file has that name. Choose another folder.")
     if format_of(folder, kind) is not None:
         return
-    taken = [name for name in (*names, _LOCK) if os.path.lexists(folder / name)]
+    taken = [name for name in names if os.path.lexists(folder / name)]
+    # an empty one is of a relpos that was stopped before it could mark the folder
+    if os.path.lexists(folder / _LOCK) and not _is_bare_lock(folder / _LOCK):
+        taken.append(_LOCK)
     if taken:
         raise InputError(
             f"{folder} holds {_listed(taken)} that relpos did not write, and this {kind} needs the "
@@ -88,6 +92,10 @@ def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _is_bare_lock(lock: Path) -> bool:
+    return lock.is_file() and not lock.is_symlink() and lock.stat().st_size == 0
 
 
 def _holder(folder: Path) -> str:

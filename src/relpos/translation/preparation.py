@@ -168,6 +168,9 @@ def _from_sound_tables(cache: Path, read: Callable[[], _T]) -> _T:
     """
     try:
         return read()
+    except InputError:
+        # some are ValueErrors too, and tell of the text or the tokenizer: the tables are not damaged
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         if isinstance(error, OSError) and error.errno:
             raise

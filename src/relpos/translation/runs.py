@@ -118,7 +118,7 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
         write_recipe(recipe, written)
     is_finished = checkpoint is not None and (
         updates_of(checkpoint) >= recipe.training.updates
-        or ((checkpoint / _FINISHED).exists() and before == recipe)
+        or ((checkpoint / _FINISHED).exists() and _is_same(before, recipe))
     )
     return OpenRun(checkpoint, is_finished, format_of(run, _KIND) or FORMAT)
 
@@ -132,7 +132,7 @@ def has_begun(run: Path) -> bool:
 
 def has_model(run: Path, recipe: Recipe) -> bool:
     """Whether the model in `run` is whole and was made by `recipe`."""
-    return is_sealed(run / "model") and load_recipe(str(run / "model" / "recipe.yaml")) == recipe
+    return is_sealed(run / "model") and _is_same(load_recipe(str(run / "model" / "recipe.yaml")), recipe)
 
 
 def mark_finished(checkpoint: Path) -> None:
@@ -143,6 +143,12 @@ def mark_finished(checkpoint: Path) -> None:
 def updates_of(checkpoint: Path) -> int:
     """Updates that were made when `checkpoint` was saved."""
     return int(checkpoint.name.rpartition("-")[2])
+
+
+def _is_same(before: Recipe, recipe: Recipe) -> bool:
+    """Whether two recipes are alike but for the place of the text, which may be moved."""
+    data = before.data.model_copy(update={"folder": recipe.data.folder})
+    return before.model_copy(update={"data": data}) == recipe
 
 
 def _check_same(before: Recipe, recipe: Recipe, run: Path) -> None:

@@ -113,6 +113,7 @@ class RelposTrainer(Seq2SeqTrainer):
     def recall(self, checkpoint: Path) -> None:
         """Take over the state in `checkpoint`, where training ended before."""
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.control.should_training_stop = True
         self.start_clock()
 
     def create_scheduler(
@@ -236,11 +237,13 @@ class RelposTrainer(Seq2SeqTrainer):
                 seal(folder)
                 make_readable(folder)
                 (folder / SAVING).unlink(missing_ok=True)
-                keep_newest(folder.parent, self._keep, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             cause = _why_not_saved(error, folder)
             remove_checkpoint(folder)
             raise cause from error
+        # where an old one cannot be removed, the new one stays
+        if self.args.should_save:
+            keep_newest(folder.parent, self._keep, self.state.best_global_step)
 
 
 class _Progress(TrainerCallback):
@@ -287,7 +290,8 @@ class _Progress(TrainerCallback):
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-        tqdm.write(_line(state, logs, self._seconds_left(state)), file=sys.stderr)
+        left = math.inf if control.should_training_stop else self._seconds_left(state)
+        tqdm.write(_line(state, logs, left), file=sys.stderr)
 
     def _seconds_left(self, state: TrainerState) -> float:
         """What the rest will take at the pace of this session, validations included."""
