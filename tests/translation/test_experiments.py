@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relpos.translation import experiments
+from relpos.translation.checkpoints import seal
 from relpos.translation.errors import InputError, UsageError
 from relpos.translation.experiments import (
     Experiment,
@@ -44,6 +45,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
         asked.append((run, resume))
         with working_in(run, "run"):
             (run / "model").mkdir(exist_ok=True)
+            seal(run / "model")
         write_recipe(recipe, run / "recipe.yaml")
         return run / "model"
 
