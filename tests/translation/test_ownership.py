@@ -428,3 +428,38 @@ def test_output_leaves_other_names_alone(numbers_run: Path, tmp_path: Path, name
     # what is read is not written over
     assert relpos([*arguments, "--output", str(tmp_path / name)]) == 2
     assert {k: v for k, v in tree(tmp_path).items() if k != "Y"} == before
+
+
+def long_file(path: Path) -> None:
+    """What is not read whole: after what was there, a hole of 100 GB, which takes no room."""
+    with path.open("ab") as file:
+        file.truncate(100 << 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("relpos.json", r"relpos\.json: cannot be read"),
+        ("metrics.jsonl", r"metrics\.jsonl line [0-9] is damaged"),
+        ("recipe.yaml", r"recipe\.yaml: no recipe"),
+    ],
+)
+def test_a_file_without_end_is_told_by_name_and_not_read_whole(
+    small_recipe: Callable[..., Recipe], run: Path, name: str, told: str
+) -> None:
+    long_file(run / name)
+    with pytest.raises(InputError, match=told):
+        train(small_recipe(updates=8), run, resume=True)
+
+
+def test_tables_without_end_are_made_anew(small_recipe: Callable[..., Recipe], run: Path) -> None:
+    long_file(run / "cache" / "tables.json")
+    train(small_recipe(updates=8), run, resume=True)
+    assert (run / "cache" / "tables.json").stat().st_size < 10_000
+
+
+def test_a_recipe_without_end_beside_a_model_is_passed_over(run: Path, tmp_path: Path) -> None:
+    long_file(run / "model" / "recipe.yaml")
+    (run / "model" / "seal.json").unlink()
+    (tmp_path / "one.txt").write_text("one\n")
+    assert relpos(["translate", str(run / "model"), str(tmp_path / "one.txt"), "--beams", "1"]) == 0

@@ -15,13 +15,14 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from relpos.translation.batching import TokenBatches
 from relpos.translation.checkpoints import find_model
-from relpos.translation.errors import InputError, RelposWarning, UsageError
+from relpos.translation.errors import InputError, ModelFolderError, RelposWarning, UsageError
+from relpos.translation.json_files import read_bytes
 from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.segments import cut
 from relpos.translation.text import normal
-from relpos.translation.yaml_text import YamlTextError, read_yaml
+from relpos.translation.yaml_text import MOST_BYTES, YamlTextError, read_yaml
 
 # subwords of a text that is translated whole; the time grows with their square
 MOST_SUBWORDS = 4096
@@ -325,8 +326,9 @@ def _trained_length(model: Path) -> int | None:
     places = [model, model.parent.parent] if model.name.startswith("checkpoint-") else [model]
     for place in places:
         try:
-            length = read_yaml((place / "recipe.yaml").read_text("utf-8"))["training"]["max_length"]
-        except (OSError, ValueError, TypeError, LookupError, YamlTextError):
+            text = read_bytes(place / "recipe.yaml", MOST_BYTES).decode("utf-8")
+            length = read_yaml(text)["training"]["max_length"]
+        except (ModelFolderError, ValueError, TypeError, LookupError, YamlTextError):
             continue
         if type(length) is int and length > 0:
             return length

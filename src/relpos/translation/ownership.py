@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
+from relpos.translation.json_files import read_object
 
 FORMAT = 2  # 1: before folders were marked
 _MARK, _LOCK = "relpos.json", "relpos.lock"
@@ -25,12 +26,12 @@ def format_of(folder: Path, kind: str) -> int | None:
     Raises:
         InputError: the mark cannot be read, is of another kind, or of a later relpos.
     """
-    try:
-        mark = json.loads((folder / _MARK).read_bytes())
-        found, number = str(mark["folder"]), int(mark["format"])
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(folder / _MARK):
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    try:
+        mark = read_object(folder / _MARK)
+        found, number = str(mark["folder"]), int(mark["format"])
+    except (InputError, ValueError, TypeError, KeyError, OverflowError):
         raise InputError(
             f"{folder / _MARK}: cannot be read, so that relpos does not know whether the folder is its own. "
             "Choose another folder."
@@ -92,8 +93,8 @@ def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
 
 def _holder(folder: Path) -> str:
     try:
-        return f" ({json.loads((folder / _MARK).read_bytes())['process']})"
-    except (OSError, ValueError, TypeError, KeyError):
+        return f" ({read_object(folder / _MARK)['process']})"
+    except (InputError, KeyError):
         return ""
 
 

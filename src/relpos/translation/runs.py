@@ -9,6 +9,7 @@ from pathlib import Path
 from relpos.translation.checkpoints import is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
+from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, write_recipe
 from relpos.translation.removal import remove_beginning, remove_unfinished
@@ -178,9 +179,9 @@ def _format_of(run: Path) -> int | None:
         return marked
     try:
         load_recipe(str(run / "recipe.yaml"))
-        summary = json.loads((run / "data.json").read_bytes())
+        summary = read_object(run / "data.json", 16 * MEBIBYTE)
         return 1 if {"kept", "dropped", "cleaning", "pairs"} <= summary.keys() else None
-    except (InputError, OSError, ValueError, AttributeError, RecursionError):
+    except (InputError, OSError, ValueError):
         return None
 
 
@@ -212,16 +213,21 @@ def _read_metrics(file: Path) -> list[tuple[int, str]]:
     """
     if not file.exists():
         return []
+    check_regular(file)
     found = []
-    for number, raw in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            line = raw.decode("utf-8")
-            found.append((int(json.loads(line)["step"]), line))
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            raise InputError(
-                f"{file} line {number} is damaged, or another's. Delete that line, or move the file away, "
-                "and go on with --resume."
-            ) from None
+    with file.open("rb") as opened:
+        # a line of ours has some hundred bytes
+        for number, raw in enumerate(iter(lambda: opened.readline(MEBIBYTE), b""), start=1):
+            if not raw.endswith(b"\n") and len(raw) < MEBIBYTE:
+                break
+            try:
+                line = raw.decode("utf-8").rstrip("\n")
+                found.append((int(json.loads(line)["step"]), line))
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+                raise InputError(
+                    f"{file} line {number} is damaged, or another's. Delete that line, or move the file "
+                    "away, and go on with --resume."
+                ) from None
     return found
 
 
