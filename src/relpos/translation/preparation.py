@@ -22,8 +22,8 @@ from relpos.translation.corpora import (
 )
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_folder_whole, write_text_whole
-from relpos.translation.json_files import MEBIBYTE, read_object
 from relpos.translation.generation import MOST_SUBWORDS
+from relpos.translation.json_files import MEBIBYTE, read_object
 from relpos.translation.recipe import DataSettings, Recipe, placed
 from relpos.translation.removal import remove_tables
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
