@@ -118,6 +118,37 @@ def test_a_run_begins_and_resumes_beside_other_files(
     assert tree(elsewhere)
 
 
+@pytest.mark.parametrize("is_to_come", [True, False])
+def test_a_link_in_the_place_of_a_checkpoint_to_come_is_refused(
+    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, is_to_come: bool
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (run / "checkpoints" / f"checkpoint-{8 if is_to_come else 3}").symlink_to(tmp_path / "mine")
+    if is_to_come:
+        with pytest.raises(InputError, match=r"checkpoint-8 is a link, and this run will save"):
+            train(small_recipe(updates=8), run, resume=True)
+    else:
+        train(small_recipe(updates=8), run, resume=True)
+    assert not any((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "rng_state.pth", "optimizer.pt", "seal.json"])
+def test_a_link_in_a_damaged_checkpoint_is_not_written_through(
+    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    recipe = small_recipe(updates=12)
+    train(recipe, run, resume=True)
+    link = run / "checkpoints" / "checkpoint-12" / name
+    link.unlink()
+    link.symlink_to(tmp_path / "mine")
+    shutil.rmtree(run / "model")
+    train(recipe, run, resume=True)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not link.is_symlink()
+    assert sealed_checkpoints(run / "checkpoints")[-1] == link.parent
+
+
 def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
     small_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:

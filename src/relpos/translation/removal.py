@@ -50,6 +50,13 @@ def remove_checkpoint(folder: Path) -> None:
     _remove(folder, _CHECKPOINT)
 
 
+def remove_links(folder: Path) -> None:
+    """Remove the links in `folder` under names that saving writes, which would be written where they lead."""
+    for path in folder.glob("*"):
+        if path.is_symlink() and any(fnmatch(path.name, pattern) for pattern in _CHECKPOINT):
+            path.unlink()
+
+
 def keep_newest(checkpoints: Path, count: int, best: int | None) -> None:
     """Remove the older whole checkpoints beyond `count`, but not that of the update `best`."""
     for folder in sealed_checkpoints(checkpoints)[:-count]:

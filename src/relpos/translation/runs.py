@@ -1,6 +1,7 @@
 """The folder of a run: begun once, resumed only as what it was, from its newest whole checkpoint."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ def begin_run(recipe: Recipe, run: Path) -> OpenRun:
         InputError: as `check_new`. OSError: it cannot be written.
     """
     check_new(run)
+    _check_links(run / "checkpoints", 0)
     remove_beginning(run)
     write_recipe(recipe, run / "recipe.yaml")
     return OpenRun(None, is_finished=False)
@@ -104,7 +106,9 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
     remove_unfinished(run)
     _tell_foreign(run / "checkpoints", report)
     checkpoint = _newest_undamaged(sealed_checkpoints(run / "checkpoints"), report)
-    _cut_metrics(run / "metrics.jsonl", lines, 0 if checkpoint is None else updates_of(checkpoint))
+    updates = 0 if checkpoint is None else updates_of(checkpoint)
+    _check_links(run / "checkpoints", updates)
+    _cut_metrics(run / "metrics.jsonl", lines, updates)
     if before != recipe:
         write_recipe(recipe, written)
     is_finished = checkpoint is not None and (
@@ -203,6 +207,18 @@ def _tell_foreign(checkpoints: Path, report: Callable[[str], None]) -> None:
     for path in sorted(checkpoints.glob("*")):
         if path.name not in known:
             report(f"left alone: {path} is no checkpoint of this run")
+
+
+def _check_links(checkpoints: Path, updates: int) -> None:
+    """Refuse links under the names of checkpoints to come, which would be written where they lead."""
+    for path in sorted(checkpoints.glob("checkpoint-*")):
+        number = path.name.rpartition("-")[2]
+        # longer numbers are those of no update
+        is_to_come = re.fullmatch("[1-9][0-9]{0,17}", number) and int(number) > updates
+        if path.is_symlink() and path.name == f"checkpoint-{number}" and is_to_come:
+            raise InputError(
+                f"{path} is a link, and this run will save a checkpoint under that name. Move it elsewhere."
+            )
 
 
 def _read_metrics(file: Path) -> list[tuple[int, str]]:

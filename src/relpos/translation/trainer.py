@@ -36,7 +36,7 @@ from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
-from relpos.translation.removal import keep_newest, remove_checkpoint
+from relpos.translation.removal import keep_newest, remove_checkpoint, remove_links
 from relpos.translation.runs import mark_finished
 from relpos.translation.schedule import share_of_peak
 
@@ -222,6 +222,9 @@ class RelposTrainer(Seq2SeqTrainer):
         # the time since the last logged line, for whoever resumes from here
         self.state.log_history.append({"step": self.state.global_step, "seconds": round(self.seconds, 2)})
         try:
+            if self.args.should_save:
+                remove_links(folder)
+            self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             # every process writes its random state into the folder
             self.accelerator.wait_for_everyone()
