@@ -38,7 +38,9 @@ def make(random: Random, home: Path, material: Material) -> Case:
 
 def spoil(random: Random, file: Path, home: Path) -> None:
     """Damage a file, or put something else in its place."""
-    data = file.read_bytes()
+    with file.open("rb") as opened_before:
+        # it may have been spoiled before
+        data = opened_before.read(1 << 20)
     file.unlink()
     kind = random.randrange(12)
     if kind == 0:

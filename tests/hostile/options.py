@@ -24,11 +24,31 @@ _NUMBERS = (
     "1e-40",
 )
 _OPTIONS = {
-    "translate": (
-        "--beams --length-penalty --n-best --prefix --temperature --seed --batch-tokens --max-line-bytes "
-        "--output -o --sample --split-long --json --help"
-    ).split(),
-    "evaluate": "--beams --length-penalty --lengths --hypotheses --batch-tokens --data --json".split(),
+    "translate": [
+        "--beams",
+        "--length-penalty",
+        "--n-best",
+        "--prefix",
+        "--temperature",
+        "--seed",
+        "--batch-tokens",
+        "--max-line-bytes",
+        "--output",
+        "-o",
+        "--sample",
+        "--split-long",
+        "--json",
+        "--help",
+    ],
+    "evaluate": [
+        "--beams",
+        "--length-penalty",
+        "--lengths",
+        "--hypotheses",
+        "--batch-tokens",
+        "--data",
+        "--json",
+    ],
     "seal": ["--check"],
     "doctor": ["--json"],
     "recipe": ["--help"],
@@ -37,12 +57,32 @@ _OPTIONS = {
 }
 _FLAGS = ("--sample", "--split-long", "--json", "--check", "--help", "--resume")
 _PATHS = ("--output", "-o", "--hypotheses", "--data")
-_KEYS = (
-    "training.updates training.minutes training.adam_betas training.best training.seed model.d_model "
-    "model.relative_max_distance model.activation model.norm_first data.folder data.train data.cleaning "
-    "data.source_language data.test_share tokenizer.vocabulary translation.beams translation.length_penalty "
-    "format data.train.0.tsv . .. training. .seed training.updatess"
-).split()
+_KEYS = [
+    "training.updates",
+    "training.minutes",
+    "training.adam_betas",
+    "training.best",
+    "training.seed",
+    "model.d_model",
+    "model.relative_max_distance",
+    "model.activation",
+    "model.norm_first",
+    "data.folder",
+    "data.train",
+    "data.cleaning",
+    "data.source_language",
+    "data.test_share",
+    "tokenizer.vocabulary",
+    "translation.beams",
+    "translation.length_penalty",
+    "format",
+    "data.train.0.tsv",
+    ".",
+    "..",
+    "training.",
+    ".seed",
+    "training.updatess",
+]
 
 
 def make(random: Random, home: Path, material: Material) -> Case:

@@ -12,11 +12,19 @@ from hostile.case import Case, Material
 
 # values with which training takes no longer than it would
 _MILD = tuple(value for value in ODD_VALUES if not isinstance(value, int) or abs(value) < 10)
-_SHORT = (
-    "--training.updates=2 --training.minutes=0.1 --training.warmup=2 --model.d_model=16 --model.d_ff=32 "
-    "--model.encoder_layers=1 --model.decoder_layers=1 --training.tokens_per_batch=512 "
-    "--training.accumulation=1 --training.max_length=24 --tokenizer.vocabulary=320"
-).split()
+_SHORT = [
+    "--training.updates=2",
+    "--training.minutes=0.1",
+    "--training.warmup=2",
+    "--model.d_model=16",
+    "--model.d_ff=32",
+    "--model.encoder_layers=1",
+    "--model.decoder_layers=1",
+    "--training.tokens_per_batch=512",
+    "--training.accumulation=1",
+    "--training.max_length=24",
+    "--tokenizer.vocabulary=320",
+]
 
 
 def make(random: Random, home: Path, material: Material) -> Case:

@@ -81,9 +81,9 @@ def _child(job: dict[str, Any]) -> int:
         ((job["stdin"], os.O_RDONLY), (job["stdout"], os.O_WRONLY), (job["stderr"], os.O_WRONLY))
     ):
         os.dup2(os.open(name, flags | os.O_CREAT), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     os.chdir(job["folder"])
     os.environ["TMPDIR"], tempfile.tempdir = job["scratch"], None
     if job["site"]:
