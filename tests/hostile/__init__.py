@@ -27,8 +27,3 @@ def make_case(number: int, home: Path, material: Material) -> Case:
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_text(f"mine, {name}\n")
     return make(random, home, material)
-
-
-def kind_of(number: int) -> str:
-    """The module that makes the case `number`."""
-    return _ROUND[number % len(_ROUND)].__module__.rpartition(".")[2]
