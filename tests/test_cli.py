@@ -195,6 +195,15 @@ def test_any_failure_of_the_system_is_told_in_one_line(
     assert fault(1, "--version") == "relpos: No space left on device."
 
 
+def test_memory_that_is_not_there_is_told(fault: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> str:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr(cli, "version", fail)
+    told = fault(1, "--version")
+    assert told == "relpos: there is not enough memory for this (Cannot allocate memory (os error 12))."
+
+
 # corpora that cannot be used, exit 1
 
 

@@ -113,6 +113,8 @@ def run(arguments: list[str]) -> int:
             raise
         drop_unwritten()
         return 0
+    except MemoryError as error:
+        return fail(f"there is not enough memory for this ({first_line(error)}).", 1)
     except OSError as error:
         reason = error.strerror or first_line(error)
         if error.errno == errno.EBADF:

@@ -113,6 +113,23 @@ def test_a_run_begins_and_resumes_beside_other_files(
         assert {name: after.get(name) for name in theirs} == theirs
 
 
+@pytest.mark.parametrize("name", ["trainer_state.json", "rng_state.pth", "optimizer.pt", "seal.json"])
+def test_a_link_in_a_damaged_checkpoint_is_not_written_through(
+    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    recipe = small_recipe(updates=12)
+    train(recipe, run, resume=True)
+    link = run / "checkpoints" / "checkpoint-12" / name
+    link.unlink()
+    link.symlink_to(tmp_path / "mine")
+    shutil.rmtree(run / "model")
+    train(recipe, run, resume=True)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not link.is_symlink()
+    assert sealed_checkpoints(run / "checkpoints")[-1] == link.parent
+
+
 def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
     small_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
@@ -505,7 +522,7 @@ def test_an_empty_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ["reproduce", "demo", "--out", ""],
         ["translate", ""],
     ):
-        assert relpos([*arguments, ""]) == 2
+        assert relpos(arguments) == 2
     assert tree(tmp_path) == {}
 
 
@@ -513,3 +530,38 @@ def test_weights_are_as_readable_as_what_lies_beside_them(run: Path) -> None:
     for folder in ("model", "checkpoints/checkpoint-4"):
         modes = {path.stat().st_mode & 0o777 for path in (run / folder).iterdir() if path.suffix != ".pth"}
         assert len(modes) == 1
+
+
+def long_file(path: Path) -> None:
+    """What is not read whole: after what was there, a hole of 100 GB, which takes no room."""
+    with path.open("ab") as file:
+        file.truncate(100 << 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("relpos.json", r"relpos\.json: cannot be read"),
+        ("metrics.jsonl", r"metrics\.jsonl line [0-9] is damaged"),
+        ("recipe.yaml", r"recipe\.yaml: no recipe"),
+    ],
+)
+def test_a_file_without_end_is_told_by_name_and_not_read_whole(
+    small_recipe: Callable[..., Recipe], run: Path, name: str, told: str
+) -> None:
+    long_file(run / name)
+    with pytest.raises(InputError, match=told):
+        train(small_recipe(updates=8), run, resume=True)
+
+
+def test_tables_without_end_are_made_anew(small_recipe: Callable[..., Recipe], run: Path) -> None:
+    long_file(run / "cache" / "tables.json")
+    train(small_recipe(updates=8), run, resume=True)
+    assert (run / "cache" / "tables.json").stat().st_size < 10_000
+
+
+def test_a_recipe_without_end_beside_a_model_is_passed_over(run: Path, tmp_path: Path) -> None:
+    long_file(run / "model" / "recipe.yaml")
+    (run / "model" / "seal.json").unlink()
+    (tmp_path / "one.txt").write_text("one\n")
+    assert relpos(["translate", str(run / "model"), str(tmp_path / "one.txt"), "--beams", "1"]) == 0

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from transformers import GenerationConfig
 from relpos.translation.checkpoints import average_weights, is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.generation import Translator
-from relpos.translation.recipe import Recipe
+from relpos.translation.recipe import Recipe, check_recipe
 from relpos.translation.removal import SAVING
 from relpos.translation.training import train
 
@@ -324,6 +325,13 @@ def test_saved_model_has_a_limit_on_what_generate_makes(
     settings = GenerationConfig.from_pretrained(model)
     assert settings.max_new_tokens == 60
     assert (settings.num_beams, settings.length_penalty) == (4, 0.6)
+
+
+def test_a_recipe_with_one_beam_gives_a_greedy_model(small_values: dict[str, Any], tmp_path: Path) -> None:
+    small_values["training"]["updates"] = 4
+    small_values["translation"] = {"beams": 1}
+    settings = GenerationConfig.from_pretrained(train(check_recipe(small_values, "small"), tmp_path / "run"))
+    assert (settings.num_beams, settings.length_penalty) == (1, None)
 
 
 def test_warm_up_longer_than_training_is_pointed_out(

@@ -100,8 +100,8 @@ def _is_bare_lock(lock: Path) -> bool:
 
 def _holder(folder: Path) -> str:
     try:
-        return f" ({json.loads((folder / _MARK).read_bytes())['process']})"
-    except (OSError, ValueError, TypeError, KeyError):
+        return f" ({read_object(folder / _MARK)['process']})"
+    except (InputError, KeyError):
         return ""
 
 

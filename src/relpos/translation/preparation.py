@@ -23,6 +23,7 @@ from relpos.translation.corpora import (
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_folder_whole, write_text_whole
 from relpos.translation.generation import MOST_SUBWORDS
+from relpos.translation.json_files import MEBIBYTE, read_object
 from relpos.translation.recipe import DataSettings, Recipe, placed
 from relpos.translation.removal import TABLES, remove_tables
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
@@ -151,7 +152,7 @@ def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Data
     key = hashlib.sha256(json.dumps([source.model_dump(mode="json"), languages]).encode()).hexdigest()
     tables = cache / TABLES
     memory = tables / "tables.json"
-    known = json.loads(memory.read_bytes()) if memory.is_file() else {}
+    known = read_object(memory, 16 * MEBIBYTE) if memory.is_file() else {}
     table = recall_corpus(source, known[key], tables) if key in known else None
     if table is None:
         table = read_corpus(placed(source, data.folder), *languages, tables)

@@ -42,6 +42,13 @@ def remove_checkpoint(folder: Path) -> None:
     _remove(folder, _CHECKPOINT)
 
 
+def remove_links(folder: Path) -> None:
+    """Remove the links in `folder` under names that saving writes, which would be written where they lead."""
+    for path in folder.glob("*"):
+        if path.is_symlink() and _CHECKPOINT.fullmatch(path.name):
+            path.unlink()
+
+
 def keep_newest(checkpoints: Path, count: int, best: int | None) -> None:
     """Remove the older whole checkpoints beyond `count`, but not that of the update `best`, nor a user's."""
     for folder in sealed_checkpoints(checkpoints)[:-count]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
+from relpos.translation.json_files import MEBIBYTE, check_regular
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, recipe_text, write_recipe
 from relpos.translation.removal import foreign_checkpoints, remove_beginning, remove_unfinished
@@ -113,7 +114,8 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
     remove_unfinished(run)
     _tell_foreign(run / "checkpoints", report)
     checkpoint = _newest_undamaged(sealed_checkpoints(run / "checkpoints"), report)
-    _cut_metrics(run / "metrics.jsonl", lines, 0 if checkpoint is None else updates_of(checkpoint))
+    updates = 0 if checkpoint is None else updates_of(checkpoint)
+    _cut_metrics(run / "metrics.jsonl", lines, updates)
     if before != recipe:
         write_recipe(recipe, written)
     is_finished = checkpoint is not None and (
@@ -227,22 +229,22 @@ def _refuse_foreign(checkpoints: Path) -> None:
 def _is_our_recipe(file: Path) -> bool:
     """Whether `write_recipe` wrote it: every key, in its order, without a comment."""
     try:
-        return recipe_text(load_recipe(str(file))) == file.read_text("utf-8")
+        recipe = load_recipe(str(file))
+        return recipe_text(recipe) == file.read_text("utf-8")
     except (InputError, OSError, ValueError):
         return False
 
 
 def _is_our_summary(file: Path) -> bool:
     try:
-        summary = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return {"kept", "dropped", "cleaning", "pairs"} <= read_object(file, 16 * MEBIBYTE).keys()
+    except InputError:
         return False
-    return isinstance(summary, dict) and {"kept", "dropped", "cleaning", "pairs"} <= summary.keys()
 
 
 def _are_our_metrics(file: Path) -> bool:
     try:
-        return bool(_read_metrics(file)) or not file.read_bytes()
+        return bool(_read_metrics(file)) or not file.stat().st_size
     except (InputError, OSError):
         return False
 
@@ -250,8 +252,9 @@ def _are_our_metrics(file: Path) -> bool:
 def _is_our_tokenizer(folder: Path) -> bool:
     file = folder / "tokenizer.json"
     try:
-        return not file.exists() or MARKS[0] in json.loads(file.read_bytes())["model"]["vocab"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        content = read_object(file, 256 * MEBIBYTE, is_deep=True) if file.exists() else None
+        return content is None or MARKS[0] in content["model"]["vocab"]
+    except (InputError, TypeError, KeyError):
         return False
 
 
@@ -280,16 +283,21 @@ def _read_metrics(file: Path) -> list[tuple[int, str]]:
     """
     if not file.exists():
         return []
+    check_regular(file)
     found = []
-    for number, raw in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            line = raw.decode("utf-8")
-            found.append((int(json.loads(line)["step"]), line))
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            raise InputError(
-                f"{file} line {number} is damaged, or another's. Delete that line, or move the file away, "
-                "and go on with --resume."
-            ) from None
+    with file.open("rb") as opened:
+        # a line of ours has some hundred bytes
+        for number, raw in enumerate(iter(lambda: opened.readline(MEBIBYTE), b""), start=1):
+            if not raw.endswith(b"\n") and len(raw) < MEBIBYTE:
+                break
+            try:
+                line = raw.decode("utf-8").rstrip("\n")
+                found.append((int(json.loads(line)["step"]), line))
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+                raise InputError(
+                    f"{file} line {number} is damaged, or another's. Delete that line, or move the file "
+                    "away, and go on with --resume."
+                ) from None
     return found
 
 

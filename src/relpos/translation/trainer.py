@@ -36,7 +36,13 @@ from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
-from relpos.translation.removal import SAVING, foreign_checkpoints, keep_newest, remove_checkpoint
+from relpos.translation.removal import (
+    SAVING,
+    foreign_checkpoints,
+    keep_newest,
+    remove_checkpoint,
+    remove_links,
+)
 from relpos.translation.runs import mark_finished, told_foreign
 from relpos.translation.schedule import share_of_peak
 
@@ -227,7 +233,9 @@ class RelposTrainer(Seq2SeqTrainer):
                 if foreign_checkpoints(folder.parent):
                     raise InputError(told_foreign(foreign_checkpoints(folder.parent)))
                 folder.mkdir(parents=True, exist_ok=True)
+                remove_links(folder)
                 (folder / SAVING).touch()
+            self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             # every process writes its random state into the folder
             self.accelerator.wait_for_everyone()

@@ -263,7 +263,9 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
     trainer.model.config.save_pretrained(draft)
     generation = trainer.model.generation_config
     generation.num_beams = recipe.translation.beams
-    generation.length_penalty = recipe.translation.length_penalty
+    # one beam has nothing to divide, and transformers saves no settings that change nothing
+    is_beam_search = recipe.translation.beams > 1
+    generation.length_penalty = recipe.translation.length_penalty if is_beam_search else None
     # for callers of `generate` that name no limit; transformers' own is 20
     generation.max_length = None
     generation.max_new_tokens = min(2 * recipe.training.max_length, recipe.model.max_positions - 1)
