@@ -555,9 +555,9 @@ def test_a_file_without_end_is_told_by_name_and_not_read_whole(
 
 
 def test_tables_without_end_are_made_anew(small_recipe: Callable[..., Recipe], run: Path) -> None:
-    long_file(run / "cache" / "tables.json")
+    long_file(run / "cache" / "relpos-tables" / "tables.json")
     train(small_recipe(updates=8), run, resume=True)
-    assert (run / "cache" / "tables.json").stat().st_size < 10_000
+    assert (run / "cache" / "relpos-tables" / "tables.json").stat().st_size < 10_000
 
 
 def test_a_recipe_without_end_beside_a_model_is_passed_over(run: Path, tmp_path: Path) -> None:
@@ -565,3 +565,24 @@ def test_a_recipe_without_end_beside_a_model_is_passed_over(run: Path, tmp_path:
     (run / "model" / "seal.json").unlink()
     (tmp_path / "one.txt").write_text("one\n")
     assert relpos(["translate", str(run / "model"), str(tmp_path / "one.txt"), "--beams", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "data.json", "metrics.jsonl", "relpos.json"])
+def test_a_link_in_the_place_of_a_runs_file_is_not_written_through(
+    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, name: str
+) -> None:
+    mine = Path(shutil.move(run / name, tmp_path / "mine"))
+    (run / name).symlink_to(mine)
+    before = mine.read_bytes()
+    with pytest.raises(InputError, match=rf"{name} is a link"):
+        train(small_recipe(updates=8), run, resume=True)
+    assert mine.read_bytes() == before
+
+
+def test_an_end_that_a_later_checkpoint_went_beyond_is_no_end(
+    small_recipe: Callable[..., Recipe], run: Path
+) -> None:
+    train(small_recipe(updates=8), run, resume=True)
+    (run / "checkpoints" / "checkpoint-8" / "optimizer.pt").write_bytes(b"")
+    train(small_recipe(updates=8), run, resume=True)
+    assert max(read_metrics(run, "loss")) == 8

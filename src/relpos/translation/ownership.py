@@ -28,6 +28,8 @@ def format_of(folder: Path, kind: str) -> int | None:
     """
     if not os.path.lexists(folder / _MARK):
         return None
+    if (folder / _MARK).is_symlink():
+        raise InputError(f"{folder / _MARK} is a link, and is written to. Choose another folder.")
     try:
         mark = read_object(folder / _MARK)
         found, number = str(mark["folder"]), int(mark["format"])

@@ -152,7 +152,10 @@ def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Data
     key = hashlib.sha256(json.dumps([source.model_dump(mode="json"), languages]).encode()).hexdigest()
     tables = cache / TABLES
     memory = tables / "tables.json"
-    known = read_object(memory, 16 * MEBIBYTE) if memory.is_file() else {}
+    try:
+        known = read_object(memory, 16 * MEBIBYTE)
+    except InputError:
+        known = {}
     table = recall_corpus(source, known[key], tables) if key in known else None
     if table is None:
         table = read_corpus(placed(source, data.folder), *languages, tables)

@@ -9,7 +9,7 @@ from pathlib import Path
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.files import write_text_whole
-from relpos.translation.json_files import MEBIBYTE, check_regular
+from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, recipe_text, write_recipe
 from relpos.translation.removal import foreign_checkpoints, remove_beginning, remove_unfinished
@@ -60,6 +60,7 @@ def check_new(run: Path) -> None:
         return
     if has_begun(run):
         raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
+    _refuse_links(run)
     # a beginning that failed gives way, but not what somebody has put in its place since
     taken = [name for name, is_ours in _ARE_OURS.items() if (run / name).exists() and not is_ours(run / name)]
     if taken:
@@ -94,6 +95,7 @@ def check_resumable(run: Path) -> None:
     """Refuse a folder that holds no run of ours; writes nothing. Raises: InputError."""
     if _format_of(run) is None or not (run / "recipe.yaml").is_file():
         raise InputError(f"{run} holds no run to resume. Leave --resume out to begin one.")
+    _refuse_links(run)
 
 
 def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> OpenRun:
@@ -120,7 +122,12 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
         write_recipe(recipe, written)
     is_finished = checkpoint is not None and (
         updates_of(checkpoint) >= recipe.training.updates
-        or ((checkpoint / _FINISHED).exists() and _is_same(before, recipe))
+        # one that was passed over came after the end of an earlier recipe
+        or (
+            (checkpoint / _FINISHED).exists()
+            and _is_same(before, recipe)
+            and checkpoint == sealed_checkpoints(run / "checkpoints")[-1]
+        )
     )
     return OpenRun(checkpoint, is_finished, format_of(run, _KIND) or FORMAT)
 
@@ -212,6 +219,13 @@ def _check_model(model: Path) -> None:
         verify(model)
     except InputError as error:
         raise InputError(f"the model was changed after its training: {error} {advice}") from error
+
+
+def _refuse_links(run: Path) -> None:
+    """Refuse links under the names of a run's files, which would be written where they lead."""
+    for name in ("recipe.yaml", "data.json", "metrics.jsonl"):
+        if (run / name).is_symlink():
+            raise InputError(f"{run / name} is a link, and a run writes there. Move it elsewhere first.")
 
 
 def told_foreign(paths: list[Path]) -> str:
