@@ -38,7 +38,7 @@ REPORT = """<?xml version="1.0"?><testsuites><testsuite>
 <testcase name="test_x[triton-length 17]"/>
 <testcase name="test_x[float32-triton-a]"><failure message="no">long</failure></testcase>
 <testcase name="test_y[triton]"><error message="no"/></testcase>
-<testcase name="test_y[merged]"><skipped message="merged: drops no weights"/></testcase>
+<testcase name="test_y[merged]"><skipped message="merged: has no dropout"/></testcase>
 <testcase name="test_triton_is_there"/>
 <testcase time="3"/>
 </testsuite></testsuites>"""

@@ -213,7 +213,7 @@ def any_graph(draw) -> dict:
     return tensors | {"relations": labels}
 
 
-# merged needs distances
+# merged supports relative_attention only
 takers_of_labels = pytest.mark.parametrize("backend", each_backend("merged"))
 
 

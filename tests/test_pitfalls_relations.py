@@ -8,7 +8,7 @@ from conformance.test_memory_and_compilation import Memory
 from relpos import _dispatch, relation_attention
 from relpos.backends._backend import Backend
 
-# merged needs distances
+# merged supports relative_attention only
 takers_of_labels = pytest.mark.parametrize("backend", each_backend("merged"))
 
 

@@ -295,8 +295,8 @@ def evaluate(
         typer.Option(
             parser=path_of,
             metavar="FILE",
-            help="Test set: a .tsv or .jsonl, plain or gzipped; or twice, source and target.  "
-            "[default: the run's own]",
+            help="Test set: a .tsv, or a .jsonl with the fields source and target, plain or gzipped; or "
+            "twice, source and target.  [default: the run's own]",
         ),
     ] = None,
     beams: BeamsOption = None,

@@ -161,10 +161,10 @@ def test_what_it_cannot_do_is_said_reason_by_reason() -> None:
     arguments = make(case("mask: bool")) | {"dropout_p": 0.1}
     assert explain_backends(**arguments)["merged"] == [
         "takes no attn_mask but a bool one that hides keys at the end, and not while compiling",
-        "drops no weights: give dropout_p=0.0, or layers attention_dropout=0.0",
+        "has no dropout: give dropout_p=0.0, or layers attention_dropout=0.0",
     ]
     reasons = explain_backends(**make(case("relations for pairs")))["merged"]
-    assert reasons == ["needs distances, of which all but a few are clipped, and these are labels"]
+    assert reasons == ["supports relative_attention only, not relation_attention"]
     meta = {x: torch.empty(1, 1, 4, 4, device="meta") for x in ("query", "key", "value")}
     reasons = explain_backends(**meta, rel_k=None, rel_v=None)["merged"]
     assert reasons == ["runs on the CPU and CUDA, and query is on meta"]

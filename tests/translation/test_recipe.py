@@ -66,7 +66,15 @@ def test_there_are_packaged_recipes() -> None:
     assert {"messages", "numbers"} <= set(packaged_recipes())
 
 
-@pytest.mark.parametrize("name", ["nowhere.yaml", "folder/nowhere.yaml", "massages", "."])
+def test_a_folder_is_no_recipe_and_that_of_a_run_names_its_own(tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"no regular file; give a YAML file\.$"):
+        load_recipe(str(tmp_path))
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(UsageError, match=r"give a YAML file, such as .*recipe\.yaml\.$"):
+        load_recipe(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "folder/nowhere.yaml", "massages"])
 def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do(name) -> None:
     with pytest.raises(
         UsageError, match=rf"^no recipe '{re.escape(name)}': give a YAML file, or .*messages.*\.$"

@@ -23,6 +23,7 @@ Commands that need more packages, pip install "relpos[translate]":
   recipe     Print a recipe with every key.
   translate  Translate text line by line.
   evaluate   Score translations of a test set.
+  seal       Seal a model anew after a change that you wanted.
 
 Commands that need more packages, pip install "relpos[demo]":
   reproduce  Train and compare the variants of an experiment."""

@@ -68,7 +68,7 @@ def write_report(*, as_json: bool) -> None:
 def _section(title: str, findings: dict[str, Finding], width: int) -> str:
     lines = [title]
     if title == "attention":
-        lines += _wrapped(f"A case differs in what it names from {COMMON}.", "  ", width)
+        lines += _wrapped(f"Unless a case says otherwise: {COMMON}.", "  ", width)
     column = 2 + max((len(name) for name in findings), default=0) + 2
     for name, finding in findings.items():
         label = f"  {name}".ljust(column)

@@ -32,9 +32,10 @@ def _waiting(complain: Complain) -> Finding:
         lines.append(_spinning(settings))
         load = _tasks_per_core()
         if load is not None and load > _BUSY and _spins_long(settings):
+            unset = " and ".join(settings)
             complain(
                 f"the machine is busy ({load:.1f} tasks a core), and threads that wait spin for long.",
-                "Unset OMP_WAIT_POLICY and GOMP_SPINCOUNT, which the commands then choose; in programs of "
+                f"{f'Unset {unset}: the commands choose then; in' if unset else 'In'} programs of "
                 f"your own set GOMP_SPINCOUNT={SPIN_COUNT} before torch is imported.",
             )
         if "GOMP_SPINCOUNT" in chosen:

@@ -25,7 +25,7 @@ def why_not(inputs: Inputs) -> list[str]:
     dtype = torch.float64 if inputs.compute_dtype == torch.float64 else query.dtype
     reasons = reasons_against(query.device, dtype, max(query.shape[3], value.shape[3]))
     if inputs.relations is not None:
-        reasons.append("needs distances, of which all but a few are clipped, and these are labels")
+        reasons.append("supports relative_attention only, not relation_attention")
     if inputs.attn_mask is not None and inputs.query.device.type == "cuda":
         reasons.append("takes no attn_mask on CUDA: give key_lengths where it hides keys at the end")
     elif inputs.attn_mask is not None and _lengths(inputs.attn_mask, inputs) is None:
@@ -33,7 +33,7 @@ def why_not(inputs: Inputs) -> list[str]:
             "takes no attn_mask but a bool one that hides keys at the end, and not while compiling"
         )
     if inputs.dropout_p > 0:
-        reasons.append("drops no weights: give dropout_p=0.0, or layers attention_dropout=0.0")
+        reasons.append("has no dropout: give dropout_p=0.0, or layers attention_dropout=0.0")
     return reasons + reasons_against_operators()
 
 

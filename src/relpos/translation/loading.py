@@ -1,10 +1,13 @@
 """A model from a folder, be it a stranger's: whole, or one sentence that says what is wrong with it."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from relpos.translation.checkpoints import (
     changes,
@@ -90,9 +93,23 @@ def check_seal(folder: Path) -> Path:
     return folder
 
 
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' bar over the weights: a library does not print."""
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
 def _load(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrainedTokenizerFast]:
     try:
-        model = RelposForConditionalGeneration.from_pretrained(folder, local_files_only=True)
+        with _no_bars():
+            model = RelposForConditionalGeneration.from_pretrained(folder, local_files_only=True)
     except InputError:
         raise
     except (OSError, RuntimeError, ValueError, TypeError) as error:

@@ -37,8 +37,8 @@ class DataSettings(_Section):
     folder: Path = Field(
         default=Path("."),
         strict=False,
-        description="Relative paths below start here; itself at this file, or on the command line at the "
-        "working folder.",
+        description="Relative paths below are taken from this folder; itself from the recipe's file, or "
+        "from the working folder if given as an option.",
     )
     train: list[Source] = Field(min_length=1, description="Corpora to learn from.")
     validation: list[Source] = Field(default=[], description="Corpora to watch; empty: a share of `train`.")
@@ -226,6 +226,10 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         text = _read(path)
     elif name in packaged_recipes():
         text = (resources.files("relpos") / "recipes" / f"{name}.yaml").read_text("utf-8")
+    elif path.exists():
+        inside = path / "recipe.yaml"
+        hint = f", such as {inside}" if inside.is_file() else ""
+        raise UsageError(f"{name}: no regular file; give a YAML file{hint}.")
     else:
         known = ", ".join(packaged_recipes())
         raise UsageError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")

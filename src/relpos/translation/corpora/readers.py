@@ -107,7 +107,7 @@ def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
         if not isinstance(value, Mapping) or part not in value:
             raise InputError(
                 f"{where} has no field {field!r}{nearest(field, _names(record))}. "
-                "Name the two in the recipe, for example fields: [en, de]."
+                "Call them source and target, or name the two in a recipe, for example fields: [en, de]."
             )
         value = value[part]
     return value
