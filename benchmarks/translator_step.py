@@ -50,6 +50,7 @@ def by_sdpa(
     max_distance: Any = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
+    backend: str | None = None,
 ) -> Tensor:
     """torch's attention in the place of `relative_attention`, unchecked; relpos where there are tables."""
     if rel_k is not None or rel_v is not None:

@@ -1,6 +1,5 @@
 """What the tests share: memory that holds NaN, backends, small recipes, one model that learned numbers."""
 
-import json
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ else:
 
 from conformance.skips import each_backend
 from relpos.backends import cpu
+from small_runs import read_metrics, small_values
 
 if TYPE_CHECKING:
     from relpos.translation.recipe import Recipe
@@ -86,36 +86,6 @@ def _no_network() -> Iterator[None]:
         del os.environ["HF_HUB_OFFLINE"]
 
 
-def small_values(**training: Any) -> dict[str, Any]:
-    """A recipe that trains in seconds, for tests of training itself; `training` changes that section."""
-    lines = {"shortest": 1, "longest": 3, "largest": 60}
-    return {
-        "data": {
-            "train": [{"numbers": {"lines": 400, **lines, "seed": 1}}],
-            "validation": [{"numbers": {"lines": 20, **lines, "seed": 2, "part": "heldout"}}],
-            "test": [{"numbers": {"lines": 20, **lines, "seed": 3, "part": "heldout"}}],
-        },
-        "tokenizer": {"vocabulary": 320},
-        "model": {
-            "d_model": 16,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "num_heads": 2,
-            "d_ff": 32,
-            "relative_max_distance": 4,
-        },
-        "training": {
-            "updates": 8,
-            "tokens_per_batch": 512,
-            "warmup": 10,
-            "log_every": 1,
-            "evaluate_every": 4,
-            "validation_pairs": 4,
-            **training,
-        },
-    }
-
-
 @pytest.fixture(name="small_values")
 def small_values_of_a_recipe() -> dict[str, Any]:
     """The values of the small recipe, to be changed."""
@@ -143,12 +113,6 @@ def small_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-def read_metrics(run: Path, name: str) -> dict[int, float]:
-    """Every logged value of `name` by its update."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line[name] for line in lines if name in line}
 
 
 @pytest.fixture
@@ -208,7 +172,7 @@ def numbers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "log_every": 100,
         "validation_pairs": 200,
         "best": "chrf",
-        "patience": 3,
+        "patience": 4,
     }
     run = tmp_path_factory.mktemp("numbers") / "run"
     train(check_recipe(values, "numbers"), run)

@@ -51,7 +51,8 @@ def translate(
 
     def call(*arguments: object, stdin: bytes = b"") -> tuple[int, list[str], str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        code = run(["translate", str(model), "--beams", "1", *map(str, arguments)])
+        greedy = [] if "--sample" in arguments else ["--beams", "1"]
+        code = run(["translate", str(model), *greedy, *map(str, arguments)])
         out, errors = capsysbinary.readouterr()
         return code, out.decode().split("\n")[:-1], errors.decode()
 

@@ -215,7 +215,7 @@ def test_backends_are_explained_for_labels_too() -> None:
     labels = torch.zeros(4, 4, dtype=torch.int64)
     explained = explain_backends(x, x, x, table, None, relations=labels)
     assert explained["dense"] == []
-    assert "labels" in explained["merged"][0]
+    assert "relation_attention" in explained["merged"][0]
     assert explained.chosen == "dense"
     for wrong in ({"max_distance": 1}, {"query_start": 0}, {"is_causal": True}):
         with pytest.raises(ValueError, match="must be left out beside relations"):

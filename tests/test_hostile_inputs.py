@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import small_values
 from hostile import make_case
 from hostile.case import Case, Material
+from small_runs import small_values
 
 # the first run with every other test, the rest with the slow ones
 CASES, QUICK, PARTS = 500, 150, 2

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from conftest import read_metrics, small_values
 from relpos.translation.checkpoints import verify
 from relpos.translation.recipe import check_recipe
 from relpos.translation.runs import has_begun
 from relpos.translation.training import train
+from small_runs import read_metrics, small_values
 
 KILLS = 60
 # what a kill may fall into: the module that calls a function, the function, how often a run calls it, and the

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import read_metrics, small_values
 from relpos.cli import run as relpos
 from relpos.translation.checkpoints import sealed_checkpoints
 from relpos.translation.errors import InputError, RelposWarning
@@ -21,6 +20,7 @@ from relpos.translation.ownership import working_in
 from relpos.translation.recipe import Recipe, check_recipe, load_recipe
 from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
 from relpos.translation.training import train
+from small_runs import read_metrics, small_values
 
 RUN_NAMES = (
     "checkpoints",
