@@ -173,6 +173,7 @@ def numbers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "validation_pairs": 200,
         "best": "chrf",
         "patience": 4,
+        "learning_rate_scale": 0.5,
     }
     run = tmp_path_factory.mktemp("numbers") / "run"
     train(check_recipe(values, "numbers"), run)

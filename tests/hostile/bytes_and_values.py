@@ -152,4 +152,8 @@ def damaged_json(random: Random, data: bytes) -> bytes:
         return data.replace(b"{", b'{"format": ' + b"9" * 5000 + b", ", 1)
     if kind == 4:
         return data.replace(b"{", b'{"zzz": ' + b"[" * 50_000 + b"]" * 50_000 + b", ", 1)
-    return json.dumps(changed(random, json.loads(data))).encode()
+    try:
+        return json.dumps(changed(random, json.loads(data))).encode()
+    except RecursionError:
+        # it was damaged before, by brackets
+        return damaged(random, data)
