@@ -211,7 +211,7 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
     from triton.runtime import driver
 
     from relpos.backends import triton
-    from relpos.backends._triton import launch
+    from relpos.backends.triton import launch
 
     start = time.perf_counter()
     records: list[Record] = []

@@ -145,6 +145,9 @@ def _bound_process(num_bytes: int) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # what the process holds and does not use would come on top of the bound
+    gc.collect()
+    _give_back()
     bound = _status("VmData") + num_bytes
     if hard != resource.RLIM_INFINITY:
         bound = min(bound, hard)

@@ -125,7 +125,7 @@ def test_wheel_works_away_from_the_repository(build: Build, tmp_path: Path) -> N
         check=True,
     )
     file, library, unavailable = done.stdout.splitlines()
-    assert file == str(site / "relpos/backends/cpu.py")
+    assert file == str(site / "relpos/backends/cpu/__init__.py")
     assert library == str(site / KERNEL)
     # as well as the kernel that was copied
     assert (unavailable == "None") is (cpu.UNAVAILABLE is None)

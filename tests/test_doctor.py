@@ -24,7 +24,7 @@ from relpos._doctor import cases, compiled, examine, machine, report, software, 
 from relpos._doctor.alone import run_alone
 from relpos._doctor.finding import NO_BREAK, Complain, Finding
 from relpos.backends import cpu, triton
-from relpos.backends._backend import Backend
+from relpos.backends.backend import Backend
 from relpos.cli import app, run
 
 SECTIONS = ["versions", "packages", "machine", "compiled", "attention"]

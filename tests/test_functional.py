@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import relpos
 from relpos import _dispatch, explain_backends, relation_attention, relative_attention
 from relpos.backends import dense
-from relpos.backends._backend import Backend
+from relpos.backends.backend import Backend
 
 
 def arguments(**changes) -> dict:

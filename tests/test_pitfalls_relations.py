@@ -6,7 +6,7 @@ import torch
 from conformance.skips import each_backend
 from conformance.test_memory_and_compilation import Memory
 from relpos import _dispatch, relation_attention
-from relpos.backends._backend import Backend
+from relpos.backends.backend import Backend
 
 # merged supports relative_attention only
 takers_of_labels = pytest.mark.parametrize("backend", each_backend("merged"))

@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from conformance.cases import CASES, TENSORS, make
 from relpos import relative_attention
-from relpos.backends._pairs import BLOCK, Clipped, Labelled
+from relpos.backends.pairs import BLOCK, Clipped, Labelled
 from relpos.decompose import decompose
 from relpos.functional import attention_with_weights
 from relpos.positions import label_table

@@ -9,7 +9,7 @@ from torch import Tensor
 from relpos import reference
 from relpos._inputs import Inputs
 from relpos.backends import BACKENDS, dense
-from relpos.backends._backend import Backend
+from relpos.backends.backend import Backend
 
 Result = TypeVar("Result")
 

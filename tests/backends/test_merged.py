@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from conformance.cases import CASES, TENSORS, Case, attend, case, detached, make, outcome
 from relpos import explain_backends, relative_attention
-from relpos.backends import _pieces
-from relpos.backends._band import Band
-from relpos.backends._far import Part, since, until
+from relpos.backends.merged import partition
+from relpos.backends.merged.band import Band
+from relpos.backends.merged.far import Part, since, until
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
@@ -100,8 +100,8 @@ def test_band_reads_and_writes_the_pairs_along_its_diagonals(
 def test_pieces_of_any_size_equal_the_reference(
     case: Case, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pieces, "_QUERIES", queries)
-    monkeypatch.setattr(_pieces, "_SCRATCH", 1)
+    monkeypatch.setattr(partition, "_QUERIES", queries)
+    monkeypatch.setattr(partition, "_SCRATCH", 1)
     arguments = make(case)
     found = outcome(*attend("merged", arguments), arguments)
     truth = outcome(*attend("reference", arguments), arguments)

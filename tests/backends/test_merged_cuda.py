@@ -15,12 +15,12 @@ from torch import Tensor
 from conformance.cases import CASES, Case, attend, case, detached, make, outcome, plain_attention
 from conformance.test_backends import LOW_PRECISION_CASES
 from relpos import relative_attention
-from relpos.backends import _far, _fused, _pieces
+from relpos.backends.merged import far, partition, sdpa
 
 # what merged takes on CUDA: no masks, no labels
 TAKEN = [x for x in CASES if x.mask is None and x.relations is None]
 KERNELS_OF_CUDA = {
-    dtype: _fused.KERNELS["cuda", dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    dtype: sdpa.KERNELS["cuda", dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16)
 }
 
 
@@ -31,13 +31,13 @@ def as_on_cuda(
     """Have tensors on the CPU take the way of those on CUDA, whose operators are stood in for."""
     libraries: list[torch.library.Library] = []
 
-    def begin(operators: Operators, kernels: dict[torch.dtype, _fused.Fused]) -> Operators:
+    def begin(operators: Operators, kernels: dict[torch.dtype, sdpa.Fused]) -> Operators:
         library = torch.library.Library("aten", "IMPL")
         libraries.append(library)
         for name, (compute, _) in of_cuda(operators).items():
             library.impl(name, compute, "CPU")
         for dtype, kernel in kernels.items():
-            monkeypatch.setitem(_fused.KERNELS, ("cpu", dtype), kernel)
+            monkeypatch.setitem(sdpa.KERNELS, ("cpu", dtype), kernel)
         return operators
 
     yield begin
@@ -57,11 +57,11 @@ def assert_same(found: dict[str, Tensor], truth: dict[str, Tensor], tolerance: f
 
 
 def test_each_dtype_has_the_kernel_that_takes_it() -> None:
-    cuda = {dtype: x for (device, dtype), x in _fused.KERNELS.items() if device == "cuda"}
+    cuda = {dtype: x for (device, dtype), x in sdpa.KERNELS.items() if device == "cuda"}
     assert cuda == {
-        torch.float32: _fused.EFFICIENT,
-        torch.bfloat16: _fused.FLASH,
-        torch.float16: _fused.FLASH,
+        torch.float32: sdpa.EFFICIENT,
+        torch.bfloat16: sdpa.FLASH,
+        torch.float16: sdpa.FLASH,
     }
 
 
@@ -71,7 +71,7 @@ def test_every_case_equals_the_reference_in_double_precision(
     case: Case, kernel: str, as_on_cuda: Callable[..., Operators]
 ) -> None:
     # neither kernel takes float64 on a GPU; here it shows that what stands around them is exact
-    as_on_cuda(Operators((torch.float64,)), {torch.float64: getattr(_fused, kernel)})
+    as_on_cuda(Operators((torch.float64,)), {torch.float64: getattr(sdpa, kernel)})
     arguments = make(case)
     found = outcome(*attend("merged", arguments), arguments)
     truth = outcome(*attend("reference", arguments), arguments)
@@ -83,9 +83,9 @@ def test_every_case_equals_the_reference_in_double_precision(
 def test_pieces_of_any_size_equal_the_reference(
     kernel: str, queries: int, as_on_cuda: Callable[..., Operators], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_on_cuda(Operators((torch.float64,)), {torch.float64: getattr(_fused, kernel)})
-    monkeypatch.setattr(_pieces, "_QUERIES", queries)
-    monkeypatch.setattr(_pieces, "_SCRATCH", 1)
+    as_on_cuda(Operators((torch.float64,)), {torch.float64: getattr(sdpa, kernel)})
+    monkeypatch.setattr(partition, "_QUERIES", queries)
+    monkeypatch.setattr(partition, "_SCRATCH", 1)
     for name in ("length 63", "length 63, causal", "length 257, key lengths", "grouped heads, a start each"):
         arguments = make(case(name))
         found = outcome(*attend("merged", arguments), arguments)
@@ -166,10 +166,10 @@ def test_what_torch_calls_contiguous_is_laid_out_too(odd: tuple[tuple[int, ...],
     x = torch.randn(100).as_strided((1, 1, 1, 8), *odd)
     assert x.is_contiguous()
     assert not is_aligned(x)
-    assert is_aligned(_fused._aligned(x))
-    assert torch.equal(_fused._aligned(x), x)
+    assert is_aligned(sdpa._aligned(x))
+    assert torch.equal(sdpa._aligned(x), x)
     y = torch.randn(2, 2, 5, 8)
-    assert _fused._aligned(y) is y
+    assert sdpa._aligned(y) is y
 
 
 def test_a_gradient_of_lse_beyond_half_precision_stays_finite(as_on_cuda: Callable[..., Operators]) -> None:
@@ -187,7 +187,7 @@ def test_a_gradient_of_lse_beyond_half_precision_stays_finite(as_on_cuda: Callab
 
 
 def test_causal_parts_count_the_pairs_that_a_kernel_counts(as_on_cuda: Callable[..., Operators]) -> None:
-    as_on_cuda(Operators((torch.float64,)), {torch.float64: _fused.FLASH})
+    as_on_cuda(Operators((torch.float64,)), {torch.float64: sdpa.FLASH})
     for n, m, offset in itertools.product((1, 5, 9), (1, 4, 12), range(-6, 14)):
         query, key = (
             torch.randn(1, 1, n, 8, dtype=torch.float64),
@@ -195,12 +195,12 @@ def test_causal_parts_count_the_pairs_that_a_kernel_counts(as_on_cuda: Callable[
         )
         i, j = torch.arange(n)[:, None], torch.arange(m)
         for parts, counts in (
-            (_far.until(n, m, offset), j <= i + offset),
-            (_far.since(n, m, offset), j >= i + offset),
+            (far.until(n, m, offset), j <= i + offset),
+            (far.since(n, m, offset), j >= i + offset),
         ):
             lse = query.new_full((1, 1, n), -math.inf)
             for part in parts:
-                _, part_lse = _far.attend(part, (query, key, key), 0.5)
+                _, part_lse = far.attend(part, (query, key, key), 0.5)
                 lse[:, :, part.queries] = torch.logaddexp(lse[:, :, part.queries], part_lse)
             logits = (0.5 * query @ key.mT).masked_fill(~counts, -math.inf)
             torch.testing.assert_close(lse, torch.logsumexp(logits, -1))

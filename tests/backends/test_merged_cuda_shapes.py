@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relpos import explain_backends, relative_attention
-from relpos.backends import _fused, _merge, _pieces
-from relpos.backends._pieces import Problem
+from relpos.backends.merged import merge, partition, sdpa
+from relpos.backends.merged.partition import Problem
 
 aten = torch.ops.aten
 
@@ -103,9 +103,9 @@ def fake_problem(
 def run_without_numbers(problem: Problem, needs_lse_gradient: bool) -> Checked:
     """Both passes over tensors without numbers, what they return checked; the operators they called."""
     with Checked() as checked:
-        results = _merge.attend(problem, True, True)
+        results = merge.attend(problem, True, True)
         grad_lse = torch.empty_like(results[1]) if needs_lse_gradient else None
-        grads = _merge.gradients(problem, results, torch.empty_like(results[0]), grad_lse)
+        grads = merge.gradients(problem, results, torch.empty_like(results[0]), grad_lse)
     promised = torch.ops.relpos.merged(*problem, True, True)
     of_query = problem.query.shape[:3]
     assert results[0].shape == (*of_query, problem.value.shape[3])
@@ -146,8 +146,8 @@ def test_both_passes_meet_what_the_operators_of_cuda_demand(
 def test_groups_long_pieces_and_wider_tables_meet_it_too(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pieces, "_QUERIES_ON_GPU", 70)
-    monkeypatch.setattr(_pieces, "_SCRATCH_ON_GPU", 1)
+    monkeypatch.setattr(partition, "_QUERIES_ON_GPU", 70)
+    monkeypatch.setattr(partition, "_SCRATCH_ON_GPU", 1)
     with without_numbers():
         for heads, is_causal in itertools.product((1, 2), (False, True)):
             problem = fake_problem(dtype, (20, 24), is_causal, True, heads, torch.float32)
@@ -233,7 +233,7 @@ def test_a_compiled_function_can_ask_for_the_reasons() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def count(x: Tensor) -> Tensor:
         device = torch.device("cuda", 0)
-        return x + len(_fused.reasons_against(device, torch.float16, 300))
+        return x + len(sdpa.reasons_against(device, torch.float16, 300))
 
     assert count(torch.zeros(())).item() == 1
 
@@ -269,17 +269,17 @@ def test_builds_and_gpus_without_a_kernel_are_refused(monkeypatch: pytest.Monkey
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Old())
-    monkeypatch.setattr(_fused, "_HAS_FLASH", False)
-    assert _fused.reasons_against(device, torch.float16, 64) == [
+    monkeypatch.setattr(sdpa, "_HAS_FLASH", False)
+    assert sdpa.reasons_against(device, torch.float16, 64) == [
         "has no fused kernel for 16 bits on CUDA in this build of torch",
         "has no fused kernel for 16 bits on GPUs of a compute capability below 8.0",
     ]
-    assert _fused.reasons_against(device, torch.float32, 64) == []
+    assert sdpa.reasons_against(device, torch.float32, 64) == []
     Old.major = 8
-    monkeypatch.setattr(_fused, "_HAS_FLASH", True)
-    assert _fused.reasons_against(device, torch.float16, 64) == []
+    monkeypatch.setattr(sdpa, "_HAS_FLASH", True)
+    assert sdpa.reasons_against(device, torch.float16, 64) == []
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert _fused.reasons_against(device, torch.float32, 64) == [
+    assert sdpa.reasons_against(device, torch.float32, 64) == [
         "takes NVIDIA's GPUs alone: ROCm lays out what the kernels return in another way"
     ]
 
@@ -290,11 +290,11 @@ def test_a_piece_on_a_gpu_is_as_large_as_a_share_of_its_memory(monkeypatch: pyte
 
     with without_numbers():
         problem = fake_problem(torch.bfloat16, (64, 64), False, False)
-        assert problem._room() == (_pieces._QUERIES_ON_GPU, _pieces._SCRATCH_ON_GPU, 1)
+        assert problem._room() == (partition._QUERIES_ON_GPU, partition._SCRATCH_ON_GPU, 1)
         assert len(list(problem.pieces())) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device())
-    assert problem._room() == (_pieces._QUERIES_ON_GPU, 64 << 20, 1)
+    assert problem._room() == (partition._QUERIES_ON_GPU, 64 << 20, 1)
     # less than one of the four heads wants
     Device.total_memory = 1 << 20
     assert len(list(problem.pieces())) == 4

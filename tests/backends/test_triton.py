@@ -22,7 +22,7 @@ from relpos.backends import triton
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)
 
-from relpos.backends._triton import sizes
+from relpos.backends.triton import sizes
 
 # queries and keys of a block, and keys, or queries, of one that reads labels
 SIZES = ((16, 16, 16), (32, 16, 16), (16, 32, 16), (64, 32, 16), (32, 64, 32))

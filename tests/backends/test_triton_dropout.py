@@ -15,7 +15,7 @@ from relpos.backends import cpu, triton
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)
 
-from relpos.backends._triton import sizes
+from relpos.backends.triton import sizes
 
 MASK = 2**32 - 1
 

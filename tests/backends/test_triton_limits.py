@@ -10,12 +10,13 @@ import torch
 
 from conformance.cases import Case, attend, detached, make, outcome
 from relpos import explain_backends, relation_attention, relative_attention
-from relpos.backends import _fused, triton
+from relpos.backends import triton
+from relpos.backends.merged import sdpa
 
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)
 
-from relpos.backends._triton import call, operators
+from relpos.backends.triton import call, operators
 
 
 @pytest.mark.parametrize("by", ["distance", "label"])
@@ -92,8 +93,8 @@ def test_merged_leaves_what_flash_attention_cannot_go_back_through(
     found = SimpleNamespace(major=major, minor=minor, name="a GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    monkeypatch.setattr(_fused, "_HAS_FLASH", True)
-    reasons = _fused.reasons_against(torch.device("cuda"), torch.bfloat16, width)
+    monkeypatch.setattr(sdpa, "_HAS_FLASH", True)
+    reasons = sdpa.reasons_against(torch.device("cuda"), torch.bfloat16, width)
     assert (not reasons) == fits
 
 

@@ -23,7 +23,7 @@ from relpos.backends import triton
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)
 
-from relpos.backends._triton import launch
+from relpos.backends.triton import launch
 
 
 class Launches(list[tuple[str, dict[str, Any]]]):

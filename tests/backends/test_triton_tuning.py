@@ -9,7 +9,7 @@ from relpos.backends import triton
 pytestmark = pytest.mark.skipif(triton.UNAVAILABLE is not None, reason=f"triton: {triton.UNAVAILABLE}")
 
 if triton.UNAVAILABLE is None:
-    from relpos.backends._triton import launch, sizes, tuning
+    from relpos.backends.triton import launch, sizes, tuning
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The ordered table of backends: the first that can and should is taken."""
 
 from relpos.backends import cpu, dense, merged, triton
-from relpos.backends._backend import Backend
-from relpos.backends._crossover import merged_is_slower
+from relpos.backends.backend import Backend
+from relpos.backends.merged.crossover import merged_is_slower
 
 BACKENDS: tuple[Backend, ...] = (
     Backend("triton", triton.why_not, triton.run, triton.why_later),

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos._inputs import Inputs, can_look_at
-from relpos.backends._backend import reasons_against_operators
-from relpos.backends._pairs import BLOCK, Clipped, Labelled, Pairs
+from relpos.backends.backend import reasons_against_operators
+from relpos.backends.pairs import BLOCK, Clipped, Labelled, Pairs
 from relpos.masks import combine_masks, key_mask, merge_masks
 from relpos.positions import label_table
 

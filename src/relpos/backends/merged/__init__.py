@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs, can_look_at
-from relpos.backends._backend import no_second_derivative, reasons_against_operators
-from relpos.backends._fused import reasons_against
-from relpos.backends._merge import Gradients, Results, attend, empty_results, gradients
-from relpos.backends._operator import needs_gradient
-from relpos.backends._pieces import Problem
+from relpos.backends.backend import no_second_derivative, reasons_against_operators
+from relpos.backends.merged.merge import Gradients, Results, attend, empty_results, gradients
+from relpos.backends.merged.partition import Problem
+from relpos.backends.merged.sdpa import reasons_against
+from relpos.backends.operator import needs_gradient
 
 
 def why_not(inputs: Inputs) -> list[str]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
-from relpos.backends._backend import reasons_against_operators
-from relpos.backends._operator import arguments, needs_gradient
+from relpos.backends.backend import reasons_against_operators
+from relpos.backends.operator import arguments, needs_gradient
 
 # widths of heads; float64 needs more memory than a program has
 WIDEST, WIDEST_DOUBLE = 256, 128
@@ -57,7 +57,7 @@ def missing_to_launch() -> list[str]:
 
 UNAVAILABLE = _load()
 if UNAVAILABLE is None:
-    from relpos.backends._triton import operators
+    from relpos.backends.triton import operators
 
 
 def why_not(inputs: Inputs) -> list[str]:

@@ -10,7 +10,7 @@ read off there and multiplied by the values' table at once.
 import triton
 import triton.language as tl
 
-from relpos.backends._triton.block import (
+from relpos.backends.triton.block import (
     COUNTS,
     add_by_label,
     blocks_over,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from relpos.backends import _fused
+from relpos.backends.merged import sdpa
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -72,7 +72,7 @@ def attend(part: Part, tensors: QKV, scale: float) -> tuple[Tensor, Tensor]:
         the sum over all keys is in the end: by half a unit in its last place, times the weight of the region.
     """
     query, key, value = _of(part, *tensors)
-    kernel = _fused.kernel(query.device, query.dtype)
+    kernel = sdpa.kernel(query.device, query.dtype)
     out, lse = kernel.forward(query, key, value, part.is_triangle, scale)
     return _turned(part, out), _turned(part, lse)
 
@@ -88,7 +88,7 @@ def add_gradients(
     """
     query, key, value = _of(part, *tensors)
     grad_out, out, lse = (_turned(part, x[:, :, part.queries]) for x in (grad_out, out, lse))
-    kernel = _fused.kernel(query.device, query.dtype)
+    kernel = sdpa.kernel(query.device, query.dtype)
     grads = kernel.backward(grad_out, query, key, value, out, lse, part.is_triangle, scale)
     for total, grad, rows in zip(totals, grads, (part.queries, part.keys, part.keys), strict=True):
         total[:, :, rows].add_(_turned(part, grad))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.backends import _far, _fused
-from relpos.backends._band import Band
+from relpos.backends.merged import far, sdpa
+from relpos.backends.merged.band import Band
 
 # elements of scratch memory for one piece, unless a thread needs more: 16 MiB of float32
 _SCRATCH = 4 << 20
@@ -75,11 +75,11 @@ class Piece:
         return (0,) if self.right is None else (0, -1)
 
     @property
-    def far_parts(self) -> list[tuple[int, list[_far.Part]]]:
+    def far_parts(self) -> list[tuple[int, list[far.Part]]]:
         """Each far region by its row of the tables, in parts."""
-        parts = [_far.until(self.num_queries, self.num_keys, self.start - self.left)]
+        parts = [far.until(self.num_queries, self.num_keys, self.start - self.left)]
         if self.right is not None:
-            parts.append(_far.since(self.num_queries, self.num_keys, self.start + self.right))
+            parts.append(far.since(self.num_queries, self.num_keys, self.start + self.right))
         return list(zip(self.far_rows, parts, strict=True))
 
     @property
@@ -145,7 +145,7 @@ class Problem(NamedTuple):
     @property
     def width(self) -> int:
         """The one width that the fused kernel wants for keys and values."""
-        multiple = _fused.kernel(self.query.device, self.far_dtype).multiple
+        multiple = sdpa.kernel(self.query.device, self.far_dtype).multiple
         return -(-max(self.query.shape[3], self.value.shape[3]) // multiple) * multiple
 
     def on_host(self) -> "Problem":
@@ -179,7 +179,7 @@ class Problem(NamedTuple):
         missing = self.width - x.shape[-1]
         return F.pad(x, (0, missing)) if missing else x
 
-    def qkv(self, piece: Piece) -> _far.QKV:
+    def qkv(self, piece: Piece) -> far.QKV:
         """Query, key and value of a piece for each head, [batch, heads, length, width], in the far dtype."""
         query, key, value = self.query[piece.where], self.key[piece.keys_where], self.value[piece.keys_where]
         if self.num_groups > 1:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op
 
-from relpos.backends._operator import differentiable, empty_gradients
-from relpos.backends._triton.block import IS_INTERPRETED
-from relpos.backends._triton.call import Call, device_of
-from relpos.backends._triton.launch import Saved, attend, empty_results, gradients
+from relpos.backends.operator import differentiable, empty_gradients
+from relpos.backends.triton.block import IS_INTERPRETED
+from relpos.backends.triton.call import Call, device_of
+from relpos.backends.triton.launch import Saved, attend, empty_results, gradients
 
 # the interpreter takes no kernel apart, and none of what stands for a tensor while torch traces
 _operator = custom_op if IS_INTERPRETED.value else triton_op

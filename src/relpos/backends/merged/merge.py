@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.backends import _far
-from relpos.backends._far import QKV, Part
-from relpos.backends._pieces import Piece, Problem
+from relpos.backends.merged import far
+from relpos.backends.merged.far import QKV, Part
+from relpos.backends.merged.partition import Piece, Problem
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -105,7 +105,7 @@ def _attend(problem: Problem, piece: Piece, needs_lse: bool, keeps_far: bool) ->
 
 
 def _region(problem: Problem, tensors: QKV, row: int, parts: list[Part]) -> _Region:
-    found = [(part, *_far.attend(part, tensors, problem.scale)) for part in parts]
+    found = [(part, *far.attend(part, tensors, problem.scale)) for part in parts]
     if len(found) == 1 and found[0][0].queries == slice(0, tensors[0].shape[2]):
         return _Region(row, found[0][2], found)
     lse = tensors[0].new_full(tensors[0].shape[:3], float("-inf"), dtype=problem.dtype)
@@ -221,7 +221,7 @@ def _add_gradients(
     for row, parts in piece.far_parts:
         part_out = out if rel_v is None else out - rel_v.select(-2, row).unsqueeze(-2)
         for part in parts:
-            _far.add_gradients(
+            far.add_gradients(
                 part,
                 grad_out.to(problem.far_dtype),
                 tensors,

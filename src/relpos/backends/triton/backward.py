@@ -10,7 +10,7 @@ Weights are found again from lse. As forward, blocks that one row of the tables 
 import triton
 import triton.language as tl
 
-from relpos.backends._triton.block import (
+from relpos.backends.triton.block import (
     COUNTS,
     LOG2E,
     add_by_label,

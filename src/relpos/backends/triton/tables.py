@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from relpos.backends._triton.block import (
+from relpos.backends.triton.block import (
     label_products,
     load_rows,
     logit_scale,

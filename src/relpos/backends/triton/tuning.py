@@ -10,10 +10,10 @@ from typing import Any
 
 import triton
 
-from relpos.backends._triton import sizes
-from relpos.backends._triton.backward import key_value_gradients, query_gradients
-from relpos.backends._triton.block import IS_INTERPRETED
-from relpos.backends._triton.forward import forward
+from relpos.backends.triton import sizes
+from relpos.backends.triton.backward import key_value_gradients, query_gradients
+from relpos.backends.triton.block import IS_INTERPRETED
+from relpos.backends.triton.forward import forward
 
 # interpreted there is nothing to time
 IS_WANTED = os.environ.get("RELPOS_TRITON_TUNE") == "1" and not IS_INTERPRETED.value

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
-from relpos.backends._backend import reasons_against_operators
-from relpos.backends._operator import arguments, differentiable, empty_as, empty_gradients
+from relpos.backends.backend import reasons_against_operators
+from relpos.backends.operator import arguments, differentiable, empty_as, empty_gradients
 
 # RELPOS_CPU_KERNEL names a file to take in its place, such as one built to find faults of memory
-LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parent.parent / "_cpu_kernel.so")
+LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parents[2] / "_cpu_kernel.so")
 
 
 # of the operators' signatures: goes up in operators.cpp too when one changes

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from relpos.backends._triton import sizes
-from relpos.backends._triton.block import IS_INTERPRETED
+from relpos.backends.triton import sizes
+from relpos.backends.triton.block import IS_INTERPRETED
 
 
 class Call(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
-from relpos.backends._backend import no_second_derivative
+from relpos.backends.backend import no_second_derivative
 
 # the arguments that are tensors with gradients: the first ones
 NUM_DIFFERENTIABLE = 5

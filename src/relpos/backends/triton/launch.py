@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from relpos.backends._operator import empty_as
-from relpos.backends._triton import sizes, tuning
-from relpos.backends._triton.backward import key_value_gradients, query_gradients
-from relpos.backends._triton.call import (
+from relpos.backends.operator import empty_as
+from relpos.backends.triton import sizes, tuning
+from relpos.backends.triton.backward import key_value_gradients, query_gradients
+from relpos.backends.triton.call import (
     Call,
     addressable,
     blocks_of,
@@ -19,8 +19,8 @@ from relpos.backends._triton.call import (
     split,
     table_strides,
 )
-from relpos.backends._triton.forward import forward
-from relpos.backends._triton.tables import prepare, table_gradients
+from relpos.backends.triton.forward import forward
+from relpos.backends.triton.tables import prepare, table_gradients
 
 
 def empty_results(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
