@@ -156,7 +156,7 @@ def chosen(src: Path, language: str, seed: int, count: int) -> list[Mutant]:
 def tests_of(mutant: Mutant, tests: Path) -> list[str]:
     """The files and folders that test what it changes."""
     if mutant.file.endswith((".h", ".cpp")):
-        names = ["conformance", "backends/test_cpu*.py"]
+        names = ["backends/test_cpu_numbers.py", "conformance", "backends/test_cpu*.py"]
     elif mutant.file.startswith(COMMANDS):
         names = ["test_cli*.py", "test_options.py"]
     else:
@@ -182,8 +182,8 @@ def build(work: Path, src: Path, seconds: float) -> bool:
     return done.returncode == 0
 
 
-def first_failure(chosen_tests: list[str], work: Path, tests: Path, seconds: float) -> str | None:
-    """The test that fails first, "all" where none can run, or None where all pass."""
+def first_failure(chosen_tests: list[str], work: Path, tests: Path, seconds: float, only: str) -> str | None:
+    """The test that fails first, "all" if none can run, or None if all pass."""
     environment = {**os.environ, "PYTHONPATH": str(work / "src"), "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
@@ -197,7 +197,7 @@ def first_failure(chosen_tests: list[str], work: Path, tests: Path, seconds: flo
         "--timeout",
         "60",
     ]
-    command += ["-m", "not slow", "-k", "not triton", *chosen_tests]
+    command += ["-m", "not slow", "-k", only, *chosen_tests]
     try:
         done = subprocess.run(
             command, cwd=tests.parent, env=environment, capture_output=True, text=True, timeout=seconds
@@ -225,10 +225,12 @@ def run(
         work = Path(folder)
         shutil.copytree(src, work / "src", ignore=shutil.ignore_patterns("__pycache__"))
         (work / "src" / mutant.file).write_text(mutant.text)
-        if mutant.file.endswith(".py") or build(work, src, seconds):
+        is_python = mutant.file.endswith(".py")
+        only = "not triton" if is_python else "cpu and not triton"
+        if is_python or build(work, src, seconds):
             if likely is not None and (tests.parent / likely.split("::")[0]).exists():
-                by = first_failure([likely], work, tests, seconds)
-            by = by or first_failure(tests_of(mutant, tests), work, tests, seconds)
+                by = first_failure([likely], work, tests, seconds, only)
+            by = by or first_failure(tests_of(mutant, tests), work, tests, seconds, only)
         else:
             by = "the compiler"
     outcome = "survived" if by is None else "no time" if by == "no time" else "killed"
