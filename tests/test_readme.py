@@ -10,10 +10,17 @@ from relpos.translation.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
+TRANSLATOR = (ROOT / "docs" / "translator.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/decoding.md", "docs/text.md"])
+def shell(text: str) -> str:
+    """The commands of a page."""
+    return "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/modules.md", "docs/decoding.md", "docs/text.md", "docs/translator.md"]
+)
 def test_python_of_a_page_runs_and_prints_what_it_says(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
@@ -25,22 +32,29 @@ def test_python_of_a_page_runs_and_prints_what_it_says(page: str, capsys: pytest
             assert expected in printed
 
 
-def test_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
-    (text,) = re.findall(r"cat > my.yaml <<'END'\n(.*?)END\n", SHELL, re.DOTALL)
+@pytest.mark.parametrize("page", [README, TRANSLATOR], ids=["README.md", "docs/translator.md"])
+def test_recipe_of_a_page_is_valid(tmp_path: Path, page: str) -> None:
+    (text,) = re.findall(r"cat > my.yaml <<'END'\n(.*?)END\n", shell(page), re.DOTALL)
     (tmp_path / "my.yaml").write_text(text)
-    assert load_recipe(str(tmp_path / "my.yaml")).model.d_model == 256
+    assert load_recipe(str(tmp_path / "my.yaml")).training.updates == 20000
 
 
-def test_commands_of_the_readme_exist() -> None:
+def test_commands_of_the_pages_exist_and_every_command_is_shown() -> None:
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    used = set(re.findall(r"^(?:.*\| )?relpos (\w+)", SHELL, re.MULTILINE))
+    used = set(re.findall(r"^(?:.*\| )?relpos (\w+)", shell(README + TRANSLATOR), re.MULTILINE))
     assert used == known - {"reproduce"}
-    assert "relpos reproduce multi30k" in README
+    assert "relpos reproduce multi30k" in (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
 
 
 def test_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^make (\S+)", SHELL, re.MULTILINE))
+    targets = set(re.findall(r"^make (\S+)", shell(README), re.MULTILINE))
     assert targets == {"demo", "test"}
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.split()) <= 800
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
