@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow sanitize check lint types floors bench clean
+.PHONY: help demo test test-triton test-slow sanitize check lint types floors bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,11 +30,14 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 # threads that wait spin for a short while only, as in the commands; what is set already stays
 ifeq ($(OMP_WAIT_POLICY),)
-test test-slow sanitize: export GOMP_SPINCOUNT ?= 10000
+test test-triton test-slow sanitize: export GOMP_SPINCOUNT ?= 10000
 endif
 
-test: $(VENV)/.dev  ## every test that takes seconds
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+test: $(VENV)/.dev  ## every test that takes seconds, but for the Triton kernels
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not interpreted"
+
+test-triton: $(VENV)/.dev  ## the Triton kernels, on Triton's interpreter
+	$(BIN)/python -m pytest $(PARALLEL) -m "interpreted and not slow"
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/python -m pytest $(PARALLEL) -m slow

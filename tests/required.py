@@ -1,8 +1,8 @@
 """Counts what each backend ran and skipped, and fails the run where one skipped what it must run.
 
 A pytest plugin. A case is a test with a parameter `backend`. A skip must give reasons that
-conformance/skips.py lists, and a property may not be skipped at all; with --require-backends each backend
-must also have run its share of the cases.
+conformance/skips.py lists, and a property may not be skipped at all; each backend that
+--require-backends names must also have run its share of the cases.
 """
 
 from collections import Counter
@@ -62,16 +62,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Take --require-backends."""
     parser.addoption(
         "--require-backends",
-        action="store_true",
-        help="fail where a backend ran less than its share of the cases; for runs of the whole suite",
+        type=lambda names: names.split(","),
+        default=[],
+        metavar="NAME[,NAME...]",
+        help="fail if one of these backends ran less than its share of the cases; for whole runs",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to count, unless this is one of several processes that report to another."""
     if not hasattr(config, "workerinput"):
-        least = LEAST_SHARE if config.getoption("--require-backends") else 0.0
-        config.pluginmanager.register(Counting(least))
+        config.pluginmanager.register(Counting(config.getoption("--require-backends")))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,9 +91,9 @@ def pytest_runtest_makereport(
 class Counting:
     """Counts reports of cases, whichever process ran them, and judges the run at its end."""
 
-    def __init__(self, least_share: float) -> None:
+    def __init__(self, required: list[str]) -> None:
         self._tally = Tally()
-        self._least_share = least_share
+        self._required = required
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a case when it has run or was skipped, in its set-up or in its body."""
@@ -108,7 +109,9 @@ class Counting:
             self._tally.ran[backend] += 1
 
     def _judge(self) -> list[str]:
-        return complaints(self._tally, [x.name for x in BACKENDS], MAY_SKIP, self._least_share)
+        others = [x.name for x in BACKENDS if x.name not in self._required]
+        found = complaints(self._tally, self._required, MAY_SKIP, LEAST_SHARE)
+        return found + complaints(self._tally, others, MAY_SKIP, 0.0)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run that skipped what it must not; one that failed already keeps its own status."""
