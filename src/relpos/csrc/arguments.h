@@ -45,7 +45,7 @@ using Optional = std::optional<Tensor>;
 #define RELPOS_READ(Type, name) Type name = torch::stable::detail::to<Type>(*stack++);
 
 struct Arguments {
-  StableIValue* stack;  // then behind what was read
+  StableIValue* stack;  // the next value that nobody has read
   RELPOS_ARGUMENTS(RELPOS_READ)
 };
 

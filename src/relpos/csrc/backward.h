@@ -8,6 +8,7 @@
 #pragma once
 
 #include "dropout.h"
+#include "exponential.h"
 #include "key_gradient.h"
 #include "logits.h"
 #include "output_gradient.h"

@@ -38,7 +38,7 @@ class QueryBlock {
         first(block * BLOCK_Q),
         rows(int(smaller_of(BLOCK_Q, p.queries - first))),
         vectors((rows + WIDTH<S> - 1) / WIDTH<S>) {
-    // clamped, since a compiled call has not checked them: no key outside the tensors is read
+    // clamped, since a compiled call cannot check their values: no key outside the tensors is read
     position = clamped(p.starts ? p.starts[b] : p.start, -FARTHEST, FARTHEST) + first;
     key_end = p.key_lengths ? clamped(p.key_lengths[b], 0, p.keys) : p.keys;
     if (p.is_causal) key_end = clamped(position + rows, 0, key_end);

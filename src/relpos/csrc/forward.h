@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dropout.h"
+#include "exponential.h"
 #include "logits.h"
 #include "softmax.h"
 

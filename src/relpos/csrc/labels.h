@@ -14,7 +14,7 @@ void read_labels_of(const QueryBlock<S>& block, const KeyBlock& keys, int32_t* l
   for (int i = 0; i < block.rows; i++)
     for (int64_t j = 0; j < keys.count; j++) {
       const int64_t label = int64_t(from[i * down + j * across]);
-      // a label without a row: a compiled call has not checked that there is none
+      // a label without a row is none: a compiled call cannot check their values
       labels[j * BLOCK_Q + i] = int32_t(label < 0 || label > p.labels ? p.labels : label);
     }
 }

@@ -46,7 +46,7 @@ void add_mask(const QueryBlock<S>& block, const KeyBlock& keys, S* mask_t, S* lo
     for (int v = 0; v < block.vectors; v++) {
       S* x = logits + j * BLOCK_Q + v * W;
       const Vec<S> added = load(mask_t + j * BLOCK_Q + v * W);
-      // -inf even where the logit is not a number
+      // -inf even where the logit is NaN
       store(x, added == -S(INFINITY) ? added : load(x) + added);
     }
 }

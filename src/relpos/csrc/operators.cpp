@@ -100,7 +100,7 @@ std::array<Tensor, 5> attention_backward(const Arguments& given, const BackwardA
   Tensor out = saved.out;
   if (out.size(3) > 1 && out.stride(3) != 1) out = torch::stable::contiguous(out);
   p.out = view_of(out), p.grad_out = view_of(saved.grad_out);
-  // torch may hand back what was saved in another layout
+  // torch may return saved tensors in another layout
   p.lse = call.keep(torch::stable::contiguous(saved.lse));
   if (saved.grad_lse) p.grad_lse = call.keep(torch::stable::contiguous(*saved.grad_lse));
   call.find_reach();

@@ -38,7 +38,7 @@ class OutputGradient {
       if (lse[i] == S(INFINITY)) clear(i);
   }
 
-  // Whether what the forward pass wrote for a query is too coarse: its output rounded to 16 bits, or a log-sum-exp so
+  // Whether the output or lse of a query is too coarse for its gradients: an output rounded to 16 bits, or an lse so
   // large, as masks of large numbers make it, that the logarithm of the sum is lost beside the maximum.
   bool needs_refining(int i) const {
     return lse[i] != S(INFINITY) && (sizeof(T) != sizeof(S) || std::fabs(lse[i]) > S(1e3));

@@ -1,6 +1,7 @@
 // Rows of torch's tensors: addressed, copied to the type of sums, transposed, written back.
 #pragma once
 
+#include "half.h"
 #include "problem.h"
 #include "product.h"
 #include "sizes.h"
