@@ -1,4 +1,4 @@
-"""The kernel's numbers where its blocks, spans, splits and dtypes end."""
+"""The kernel's numbers where its blocks, splits and dtypes end."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,9 @@ pytestmark = [
     pytest.mark.skipif(cpu.UNAVAILABLE is not None, reason=f"cpu: {cpu.UNAVAILABLE}"),
 ]
 
-EDGES = (1, 2, 63, 64, 65, 127, 128, 129)  # queries go in blocks of 64, keys in spans of 128
+# queries go in blocks of 64, keys in blocks of 256
+QUERIES = (1, 2, 63, 64, 65, 127, 128, 129)
+KEYS = (1, 2, 63, 64, 65, 255, 256, 257)
 sides = st.sampled_from([0, 1, 2, 17, 62, 63, 64, 65, 127, 128, 129, 300])
 widths = st.sampled_from([1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 40])
 
@@ -32,10 +34,10 @@ def assert_equals_the_reference(arguments: dict, tolerance: float = 1e-10) -> No
         )
 
 
-@pytest.mark.parametrize("n", EDGES)
-@pytest.mark.parametrize("m", EDGES)
+@pytest.mark.parametrize("n", QUERIES)
+@pytest.mark.parametrize("m", KEYS)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_lengths_at_the_edges_of_blocks_and_spans(n: int, m: int, is_causal: bool) -> None:
+def test_lengths_at_the_edges_of_blocks(n: int, m: int, is_causal: bool) -> None:
     # the last query stands at the last key, as in a cache
     sizes = {"num_queries": n, "num_keys": m, "batch": 1, "heads": 1, "query_start": m - n}
     for left, right in ((3, 5), (64, 1), (0, 63)):
@@ -44,7 +46,7 @@ def test_lengths_at_the_edges_of_blocks_and_spans(n: int, m: int, is_causal: boo
 
 @st.composite
 def long_cases(draw) -> Case:
-    """Cases of several blocks, spans and widths in any combination."""
+    """Cases of several blocks and widths in any combination."""
     n, m = draw(st.integers(1, 150)), draw(st.integers(1, 300))
     key_heads = draw(st.integers(1, 2))
     relations = draw(st.sampled_from([None, None, None, "pairs", "batch", "heads"]))

@@ -1,4 +1,4 @@
-// Which weights are dropped: Philox4x32-10 (Salmon et al. 2011), a number of its own for each pair.
+// Dropout by Philox4x32-10 (Salmon et al. 2011): one random number for each pair decides whether its weight is dropped.
 #pragma once
 
 #include "vectors.h"
@@ -6,8 +6,8 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// Writes 0 or 1 / (1 - p) for `lanes` queries from `query` on and keys [first, first + count).
-// The counter is (query, key / 4, head); the four numbers that it gives are those of four keys.
+// factors [count, row]: 0 where a weight is dropped, otherwise 1 / (1 - p), for `lanes` queries from `query` on and
+// keys [first, first + count). The counter is (query, key / 4, head), whose four numbers belong to four keys.
 template <class S>
 __attribute__((noinline)) void dropout_factors(S* factors, int64_t row, int64_t first, int64_t count,
                                                int64_t query, int lanes, int64_t head, double p,

@@ -1,223 +1,173 @@
-// Attention of one block of queries: softmax as the keys go by, weights summed for each row of the values' table.
+// The forward pass: one block of queries goes over its blocks of keys with an online softmax.
+//
+// The values' table is met by sums of weights: of all far keys at its first row or its last, of near keys at the row
+// of each distance, of labelled pairs at the row of each label.
 #pragma once
 
 #include "dropout.h"
-#include "queries.h"
+#include "exponential.h"
+#include "logits.h"
+#include "softmax.h"
 
 namespace relpos {
 namespace RELPOS_ISA {
 
-// So many keys are one softmax of its own, and those of several are merged in their order: for few queries against
-// many keys each is a task, so that there is work for every thread. A result depends neither on the number of queries
-// nor on which of both ways it went.
-constexpr int64_t KEYS_OF_SPLIT = 2048;
-
-inline int64_t blocks_of(const Problem& p) { return (p.queries + LANES - 1) / LANES; }
-inline int64_t splits_of(const Problem& p) {
-  return larger_of(1, (p.keys + KEYS_OF_SPLIT - 1) / KEYS_OF_SPLIT);
-}
-inline bool are_splits_tasks(const Problem& p) { return p.queries <= LANES && splits_of(p) > 1; }
-
-// Running sums of one block: outputs [rows, padded d_v] not yet divided, maxima and sums of weights [LANES].
-template <class S>
-struct Sums {
-  S* out;
-  S* most;
-  S* weight;
-  static int64_t out_size(const Problem& p) {
-    return smaller_of(p.queries, LANES) * padded_to_vectors<S>(p.d_v);
-  }
-  static int64_t size(const Problem& p) { return out_size(p) + 2 * LANES; }
-  explicit Sums(S* memory) : out(memory + 2 * LANES), most(memory), weight(memory + LANES) {}
-  void clear(const Problem& p) {
-    for (int64_t i = 0; i < LANES; i++) {
-      most[i] = -S(INFINITY);
-      weight[i] = 0;
-    }
-    for (int64_t i = 0; i < out_size(p); i++) out[i] = 0;
-  }
-  // one softmax out of two
-  void merge(const Sums& other, int64_t queries, int64_t columns) {
-    for (int64_t i = 0; i < queries; i++) {
-      if (other.weight[i] == 0) continue;  // a weight that is NaN is merged
-      const S both = most[i] > other.most[i] ? most[i] : other.most[i];
-      // where all logits of other are not numbers, its maximum is still -inf, and so is its factor no number
-      const S of_this = most[i] == both ? S(1) : std::exp(most[i] - both);
-      const S of_other = other.most[i] == both && both != -S(INFINITY) ? S(1) : std::exp(other.most[i] - both);
-      weight[i] = weight[i] * of_this + other.weight[i] * of_other;
-      most[i] = both;
-      for (int64_t c = 0; c < columns; c++)
-        out[i * columns + c] = out[i * columns + c] * of_this + other.out[i * columns + c] * of_other;
-    }
-  }
-};
-
-template <class T, class S>
-void write_out(const Problem& p, int64_t b, int64_t h, int64_t first, int rows, const Sums<S>& sums) {
-  const int64_t out_row = padded_to_vectors<S>(p.d_v);
-  S* lse = static_cast<S*>(p.lse) + (b * p.heads + h) * p.queries + first;
-  for (int i = 0; i < rows; i++) {
-    const S weight = sums.weight[i];
-    lse[i] = weight == 0 ? -S(INFINITY) : sums.most[i] + std::log(weight);
-    const S inverse = weight == 0 ? S(0) : 1 / weight;
-    write_row(sums.out + i * out_row, p.d_v, inverse, const_cast<T*>(at<T>(p.out, b, h, first + i)), int64_t(1));
-  }
-}
-
 template <class T, class S>
 class Forward {
+ public:
+  // memory: of the softmax, if it is to outlive this
+  Forward(const Problem& problem, int64_t head, int64_t query_block, S* memory, Scratch& scratch)
+      : p(problem),
+        block(problem, head, query_block),
+        logits(block, scratch),
+        rel_v(rel_v_of<S>(problem, block.h)),
+        softmax(memory ? memory : scratch.take<S>(OnlineSoftmax<S>::size(problem))),
+        acc_row(padded_to_vectors<S>(problem.d_v)) {
+    weights = scratch.take<S>(PAIRS_SIZE) + MARGIN * BLOCK_Q;
+    value_rows = scratch.take<S>(BLOCK_K * acc_row);
+    if (p.dropout_p > 0) dropout = scratch.take<S>(BLOCK_K * BLOCK_Q);
+    if (p.relations.data && rel_v) label_weights = scratch.take<S>((p.labels + 1) * BLOCK_Q);
+  }
+
+  // All keys, one split after the other.
+  void attend(Scratch& scratch) {
+    attend_split(0);
+    if (p.keys <= SPLIT_K) return;
+    const OnlineSoftmax<S> all = softmax;
+    softmax = OnlineSoftmax<S>(scratch.take<S>(OnlineSoftmax<S>::size(p)));
+    for (int64_t split = 1; split < num_splits(p) && split * SPLIT_K < block.key_end; split++) {
+      attend_split(split);
+      OnlineSoftmax<S>(all).merge(softmax, block.rows, acc_row);
+    }
+    softmax = all;
+  }
+
+  void attend_split(int64_t split) {
+    softmax.clear(p);
+    for (S& x : far_weights) x = 0;
+    if (label_weights)
+      for (int64_t i = 0; i < (p.labels + 1) * BLOCK_Q; i++) label_weights[i] = 0;
+    block.for_key_blocks(split * SPLIT_K, (split + 1) * SPLIT_K, [this](const KeyBlock& keys) { add(keys); });
+    if (!rel_v) return;
+    if (label_weights)
+      add_table_rows({label_weights, 1, BLOCK_Q}, 0, p.labels);
+    else
+      add_far_rows(far_weights, rel_v, block.rows, softmax.acc, acc_row);
+  }
+
+  void write() const { softmax.template write<T>(p, block.b, block.h, block.first, block.rows); }
+
+ private:
   using V = Vec<S>;
   static constexpr int W = WIDTH<S>;
 
   const Problem& p;
-  QueryBlock<T, S> queries;
-  Sums<S> sums;
-  const int64_t out_row;
-  S* weights;               // [span, LANES] between margins
-  S* factors = nullptr;     // of dropout, [span, LANES]
-  S* value_rows;
-  S* weight_by_label = nullptr;  // [labels + 1, LANES]
-  S far_weight[2 * LANES];  // sums of weights with the table's first row, and with its last
-  S shrink[LANES];          // what the last span did to the sums before it
-  S total[LANES];           // weights of the last span, none of them dropped
+  const QueryBlock<S> block;
+  Logits<T, S> logits;
+  const Table<S> rel_v;
+  OnlineSoftmax<S> softmax;
+  const int64_t acc_row;         // padded d_v
+  S* weights;                    // [BLOCK_K, BLOCK_Q] between margins: logits, then weights
+  S* value_rows;                 // [BLOCK_K, padded d_v]
+  S* dropout = nullptr;          // [BLOCK_K, BLOCK_Q]: 0 where a weight is dropped, otherwise 1 / (1 - p)
+  S* label_weights = nullptr;    // [labels + 1, BLOCK_Q], sums of weights
+  S far_weights[2 * BLOCK_Q];    // sums of weights, far left and far right
+  S alpha[BLOCK_Q];              // exp(old row_max - new row_max) of the last block of keys
+  S block_sum[BLOCK_Q];          // its part of row_sum
 
- public:
-  Forward(const Problem& problem, int64_t head, int64_t block, S* memory, Scratch& scratch)
-      : p(problem),
-        queries(problem, head, block, scratch),
-        sums(memory ? memory : scratch.take<S>(Sums<S>::size(problem))),
-        out_row(padded_to_vectors<S>(problem.d_v)) {
-    weights = scratch.take<S>(SPAN_SIZE) + MARGIN * LANES;
-    value_rows = scratch.take<S>(CHUNK * out_row);
-    if (p.dropout_p > 0) factors = scratch.take<S>(CHUNK * LANES);
-    if (p.relations.data && p.rel_v) weight_by_label = scratch.take<S>((p.labels + 1) * LANES);
+  void add(const KeyBlock& keys) {
+    logits.compute(keys, weights);
+    update_softmax(keys);
+    if (dropout) drop(keys);
+    if (rel_v) add_relative(keys);
+    // b_value: [keys, d_v]
+    const Rows<const S> b_value =
+        rows_of<T, S>(p.value, block.b, block.kv, keys.first, keys.count, p.d_v, true, value_rows);
+    add_product<S>({weights, 1, BLOCK_Q}, b_value, {softmax.acc, acc_row}, keys.count, block.rows, acc_row / W);
   }
 
-  // all keys, one range after the other
-  void attend(Scratch& scratch) {
-    attend(0);
-    if (p.keys <= KEYS_OF_SPLIT) return;
-    const Sums<S> all = sums;
-    sums = Sums<S>(scratch.take<S>(Sums<S>::size(p)));
-    for (int64_t split = 1; split < splits_of(p) && split * KEYS_OF_SPLIT < queries.key_end; split++) {
-      attend(split);
-      Sums<S>(all).merge(sums, queries.rows, out_row);
-    }
-    sums = all;
-  }
-
-  // one range of keys
-  void attend(int64_t split) {
-    sums.clear(p);
-    for (S& x : far_weight) x = 0;
-    if (weight_by_label)
-      for (int64_t i = 0; i < (p.labels + 1) * LANES; i++) weight_by_label[i] = 0;
-    queries.for_spans(split * KEYS_OF_SPLIT, (split + 1) * KEYS_OF_SPLIT, [this](const Span& span) { add(span); });
-    if (!p.rel_v) return;
-    const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
-    if (weight_by_label) return add_rows({weight_by_label, 1, LANES}, rel_v, p.labels);
-    add_far_rows(far_weight, rel_v, p.labels, p.rel_v_row, queries.rows, sums.out, out_row);
-  }
-
-  void write() const { write_out<T, S>(p, queries.b, queries.h, queries.first, queries.rows, sums); }
-
- private:
-  // sums.out += weights [query, n] times n rows
-  void add_rows(Scalars<S> of_query, const S* rows, int64_t n) {
-    add_product<S>(of_query, {rows, p.rel_v_row}, {sums.out, out_row}, n, queries.rows, out_row / W);
-  }
-
-  void add(const Span& span) {
-    queries.logits(span, weights);
-    soften(span);
-    if (factors) drop(span);
-    if (p.rel_v) add_relative(span);
-    Rows<const S> values =
-        rows_of<T, S>(p.value, queries.b, queries.kv, span.first, span.count, p.d_v, true, value_rows);
-    add_product<S>({weights, 1, LANES}, values, {sums.out, out_row}, span.count, queries.rows, out_row / W);
-  }
-
-  // logits to weights relative to the largest so far; what was summed before shrinks to the same measure
-  void soften(const Span& span) {
+  // Logits to weights exp(logit - row_max); all earlier sums are rescaled by alpha.
+  void update_softmax(const KeyBlock& keys) {
     int v = 0;
-    for (; v + 4 <= queries.vectors; v += 4) soften_lanes<4>(span, v * W);
-    for (; v < queries.vectors; v++) soften_lanes<1>(span, v * W);
-    bool is_any_shrunk = false;
-    for (int i = 0; i < queries.rows; i++) {
-      if (shrink[i] == 1) continue;
-      is_any_shrunk = true;
-      S* out = sums.out + i * out_row;
-      for (int64_t c = 0; c < out_row; c += W) store(out + c, load(out + c) * shrink[i]);
+    for (; v + 4 <= block.vectors; v += 4) update_lanes<4>(keys, v * W);
+    for (; v < block.vectors; v++) update_lanes<1>(keys, v * W);
+    bool is_rescaled = false;
+    for (int i = 0; i < block.rows; i++) {
+      if (alpha[i] == 1) continue;
+      is_rescaled = true;
+      S* acc = softmax.acc + i * acc_row;
+      for (int64_t c = 0; c < acc_row; c += W) store(acc + c, load(acc + c) * alpha[i]);
     }
-    if (!is_any_shrunk) return;
-    shrink_rows(far_weight, 2);
-    if (weight_by_label) shrink_rows(weight_by_label, p.labels);
-  }
-
-  // rows [n, LANES] of sums of weights
-  void shrink_rows(S* rows, int64_t n) const {
-    for (int64_t r = 0; r < n; r++)
-      for (int v = 0; v < queries.vectors; v++) {
-        S* x = rows + r * LANES + v * W;
-        store(x, load(x) * load(shrink + v * W));
-      }
+    if (!is_rescaled) return;
+    rescale(far_weights, 2);
+    if (label_weights) rescale(label_weights, p.labels);
   }
 
   template <int VECTORS>
-  void soften_lanes(const Span& span, int lane) {
+  void update_lanes(const KeyBlock& keys, int lane) {
     S* column = weights + lane;
-    V most[VECTORS], measure[VECTORS], sum[VECTORS];
-    for (int v = 0; v < VECTORS; v++) most[v] = load(sums.most + lane + v * W);
-    for (int64_t j = 0; j < span.count; j++)
-      for (int v = 0; v < VECTORS; v++) most[v] = larger<S>(most[v], load(column + j * LANES + v * W));
+    V row_max[VECTORS], shift[VECTORS], sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) row_max[v] = load(softmax.row_max + lane + v * W);
+    for (int64_t j = 0; j < keys.count; j++)
+      for (int v = 0; v < VECTORS; v++) row_max[v] = larger<S>(row_max[v], load(column + j * BLOCK_Q + v * W));
     for (int v = 0; v < VECTORS; v++) {
-      // where every logit is -inf any other measure will do
-      measure[v] = most[v] == -S(INFINITY) ? V{} : most[v];
+      // where every logit is -inf, any other number serves
+      shift[v] = row_max[v] == -S(INFINITY) ? V{} : row_max[v];
       sum[v] = V{};
     }
-    for (int64_t j = 0; j < span.count; j++)
+    for (int64_t j = 0; j < keys.count; j++)
       for (int v = 0; v < VECTORS; v++) {
-        S* weight = column + j * LANES + v * W;
-        const V x = exponential(load(weight) - measure[v]);
+        S* weight = column + j * BLOCK_Q + v * W;
+        const V x = exponential(load(weight) - shift[v]);
         store(weight, x);
         sum[v] += x;
       }
     for (int v = 0; v < VECTORS; v++) {
       const int at = lane + v * W;
-      const V factor = exponential(load(sums.most + at) - measure[v]);
-      store(sums.weight + at, load(sums.weight + at) * factor + sum[v]);
-      store(total + at, sum[v]);
-      store(sums.most + at, most[v]);
-      store(shrink + at, factor);
+      const V factor = exponential(load(softmax.row_max + at) - shift[v]);
+      store(softmax.row_sum + at, load(softmax.row_sum + at) * factor + sum[v]);
+      store(block_sum + at, sum[v]);
+      store(softmax.row_max + at, row_max[v]);
+      store(alpha + at, factor);
     }
   }
 
-  void drop(const Span& span) {
-    dropout_factors<S>(factors, LANES, span.first, span.count, queries.first, queries.vectors * W,
-                       queries.b * p.heads + queries.h, p.dropout_p, p.seed);
-    for (int64_t j = 0; j < span.count; j++)
-      for (int v = 0; v < queries.vectors; v++) {
-        S* x = weights + j * LANES + v * W;
-        store(x, load(x) * load(factors + j * LANES + v * W));
+  // sums [n, BLOCK_Q] *= alpha
+  void rescale(S* sums, int64_t n) const {
+    for (int64_t r = 0; r < n; r++)
+      for (int v = 0; v < block.vectors; v++) {
+        S* x = sums + r * BLOCK_Q + v * W;
+        store(x, load(x) * load(alpha + v * W));
       }
   }
 
-  // Weights for each row of the values' table, times those rows. In the zone a query has one key for each distance:
-  // its diagonal already is [query, row of the table].
-  void add_relative(const Span& span) {
-    if (span.region == Region::labelled) return queries.sum_by_label(span, weights, weight_by_label);
-    if (span.region == Region::zone || factors) {
-      queries.add_far(span, weights, far_weight);
+  void drop(const KeyBlock& keys) {
+    dropout_factors<S>(dropout, BLOCK_Q, keys.first, keys.count, block.first, block.vectors * W,
+                       block.b * p.heads + block.h, p.dropout_p, p.seed);
+    for (int64_t j = 0; j < keys.count; j++)
+      for (int v = 0; v < block.vectors; v++) {
+        S* x = weights + j * BLOCK_Q + v * W;
+        store(x, load(x) * load(dropout + j * BLOCK_Q + v * W));
+      }
+  }
+
+  // Weights summed for each row of rel_v; those of near keys meet their rows at once.
+  void add_relative(const KeyBlock& keys) {
+    if (keys.region == Region::labelled) return sum_by_label(block, keys, logits.labels, weights, label_weights);
+    if (keys.region == Region::near || dropout) {
+      sum_far(block, keys, weights, far_weights);
     } else {
-      S* sum = span.region == Region::left ? far_weight : far_weight + LANES;
-      for (int v = 0; v < queries.vectors; v++) store(sum + v * W, load(sum + v * W) + load(total + v * W));
+      S* sum = keys.region == Region::far_left ? far_weights : far_weights + BLOCK_Q;
+      for (int v = 0; v < block.vectors; v++) store(sum + v * W, load(sum + v * W) + load(block_sum + v * W));
     }
-    const int64_t count = span.region == Region::zone ? queries.distances(span) : 0;
+    const int64_t count = block.num_distances(keys);
     if (count == 0) return;
-    queries.clear_margins(span, weights);
-    const S* rel_v = queries.table(p.rel_v, p.rel_v_head);
-    add_rows(queries.by_query_and_distance(span, weights),
-             rel_v + (queries.first_distance(span) + p.left) * p.rel_v_row, count);
+    add_table_rows(by_query_and_distance(block, keys, weights), block.first_distance(keys) + p.left, count);
+  }
+
+  // acc += sums [query, count] times rows [first, first + count) of rel_v
+  void add_table_rows(Scalars<S> sums, int64_t first, int64_t count) {
+    add_product<S>(sums, {rel_v.row_at(first), rel_v.row}, {softmax.acc, acc_row}, count, block.rows, acc_row / W);
   }
 };
 
@@ -225,24 +175,24 @@ template <class T, class S>
 void forward(const Problem& p, int64_t task) {
   Scratch& scratch = Scratch::of_this_thread();
   if (are_splits_tasks(p)) {
-    S* memory = static_cast<S*>(p.partial) + task * Sums<S>::size(p);
-    Forward<T, S>(p, task / splits_of(p), 0, memory, scratch).attend(task % splits_of(p));
+    S* memory = static_cast<S*>(p.partial) + task * OnlineSoftmax<S>::size(p);
+    Forward<T, S>(p, task / num_splits(p), 0, memory, scratch).attend_split(task % num_splits(p));
   } else {
-    Forward<T, S> attention(p, task / blocks_of(p), task % blocks_of(p), nullptr, scratch);
+    Forward<T, S> attention(p, task / num_query_blocks(p), task % num_query_blocks(p), nullptr, scratch);
     attention.attend(scratch);
     attention.write();
   }
 }
 
-// One softmax out of those over each range of keys, in their order.
+// One softmax out of those of each split, in their order.
 template <class T, class S>
 void merge_splits(const Problem& p, int64_t head) {
-  const int64_t splits = splits_of(p), size = Sums<S>::size(p);
-  S* memory = static_cast<S*>(p.partial) + head * splits * size;
-  Sums<S> merged(memory);
+  const int64_t splits = num_splits(p), size = OnlineSoftmax<S>::size(p);
+  S* memory = static_cast<S*>(p.partial) + head * splits * size;  // [splits, size]
+  OnlineSoftmax<S> merged(memory);
   for (int64_t split = 1; split < splits; split++)
-    merged.merge(Sums<S>(memory + split * size), p.queries, padded_to_vectors<S>(p.d_v));
-  write_out<T, S>(p, head / p.heads, head % p.heads, 0, int(p.queries), merged);
+    merged.merge(OnlineSoftmax<S>(memory + split * size), p.queries, padded_to_vectors<S>(p.d_v));
+  merged.template write<T>(p, head / p.heads, head % p.heads, 0, int(p.queries));
 }
 
 }  // namespace RELPOS_ISA

@@ -23,7 +23,8 @@ static bool is_double(const Problem& p) { return p.query.kind == Kind::float64; 
 
 static int64_t partial_size(const Problem& p) {
   if (!are_splits_tasks(p)) return 0;
-  return p.batch * p.heads * splits_of(p) * (is_double(p) ? Sums<double>::size(p) : Sums<float>::size(p));
+  const int64_t size = is_double(p) ? OnlineSoftmax<double>::size(p) : OnlineSoftmax<float>::size(p);
+  return p.batch * p.heads * num_splits(p) * size;
 }
 
 static int64_t padded(const Problem& p, int64_t columns) {
@@ -31,7 +32,7 @@ static int64_t padded(const Problem& p, int64_t columns) {
 }
 
 static int64_t forward_tasks(const Problem& p) {
-  return p.batch * p.heads * (are_splits_tasks(p) ? splits_of(p) : blocks_of(p));
+  return p.batch * p.heads * (are_splits_tasks(p) ? num_splits(p) : num_query_blocks(p));
 }
 
 static void run_forward(const Problem& p, int64_t task) { RELPOS_FOR_KIND(forward, task) }

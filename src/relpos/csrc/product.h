@@ -1,4 +1,5 @@
-// Matrix products of small matrices that need no packing: rows are broadcast, columns are lanes.
+// Products of small matrices without packing: numbers of the left one are broadcast, columns of the right one are
+// lanes.
 #pragma once
 
 #include "vectors.h"
@@ -40,7 +41,7 @@ inline void tile(Scalars<S> a, Rows<const S> b, Rows<const S> init, Rows<S> c, i
     for (int v = 0; v < VECTORS; v++) store(c.data + r * c.row + v * W, sums[r][v]);
 }
 
-// fewer than ROWS + 1 rows
+// at most ROWS rows
 template <int ROWS, int VECTORS, class S>
 inline void last_tile(Scalars<S> a, Rows<const S> b, Rows<const S> init, Rows<S> c, int64_t depth, int rows) {
   if constexpr (ROWS > 0) {
@@ -51,7 +52,7 @@ inline void last_tile(Scalars<S> a, Rows<const S> b, Rows<const S> init, Rows<S>
   }
 }
 
-// vectors of lanes side by side, and rows below one another, that the registers hold
+// the largest tile of vectors and rows whose sums the registers hold
 constexpr int MOST_VECTORS = REGISTERS == 32 ? 4 : 2;
 constexpr int rows_beside(int vectors) {
   return REGISTERS == 32 ? (vectors == 1 ? 14 : vectors == 2 ? 12 : vectors == 3 ? 8 : 6)

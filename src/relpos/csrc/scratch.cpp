@@ -2,7 +2,7 @@
 
 #include <new>
 
-// under AddressSanitizer what nobody has taken must not be touched; otherwise these do nothing
+// AddressSanitizer then reports any access to memory that was not taken; without it these do nothing
 #if __has_include(<sanitizer/asan_interface.h>)
 #include <sanitizer/asan_interface.h>
 #else
@@ -14,7 +14,7 @@ namespace relpos {
 
 namespace {
 #ifdef __SANITIZE_ADDRESS__
-constexpr size_t GAP = 64;  // between what one task takes
+constexpr size_t GAP = 64;  // between two pieces that a task takes
 #else
 constexpr size_t GAP = 0;
 #endif

@@ -8,14 +8,14 @@ namespace relpos {
 
 class Scratch {
  public:
-  // this thread's; what its earlier tasks took is free again
+  // this thread's, with all that earlier tasks took free again
   static Scratch& of_this_thread();
-  // has this thread give back what is more than it should keep
+  // frees this thread's memory if it is more than a thread should keep
   static void trim();
 
   // always inline: a copy outside would be one for all instruction sets, and the linker would choose whose
   template <class S>
-  __attribute__((always_inline)) S* take(int64_t count) {  // aligned to 64 bytes, not set to anything
+  __attribute__((always_inline)) S* take(int64_t count) {  // aligned to 64 bytes, uninitialised
     return static_cast<S*>(bytes(size_t(count) * sizeof(S)));
   }
 
@@ -25,7 +25,7 @@ class Scratch {
     size_t used;
   };
   Mark mark() const;
-  void back_to(Mark mark);  // what was taken since is free again
+  void back_to(Mark mark);  // frees what was taken since
 
  private:
   Block* first_ = nullptr;
