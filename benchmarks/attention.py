@@ -1,165 +1,130 @@
-"""Time and memory of attention: torch's without positions, two forms of other libraries, relpos' backends.
+"""Time and memory of attention: torch's without positions, forms of other libraries, relpos's backends.
 
     python benchmarks/attention.py --lengths 64 256 1024 --pass forward both --json FILE
+    python benchmarks/attention.py --cells gpu --budget 240 --json FILE
 
-All forms take turns in one process, in a random order. `seconds` is one call, the median over the turns;
-`ratio_to_sdpa` the median of the ratios to scaled_dot_product_attention in the same turn; `peak_mib` the most
-memory that a call held at one time: inputs and masks excluded, outputs and gradients included. A pass is
-"forward", or "both": forward, then the gradients of query, key, value and both tables.
+All forms take turns in one process, in a random order. Time is that of one call, the median over the turns,
+and ratios are medians of the ratios within a turn. Memory is the most that a call held at one time: inputs and
+masks excluded, outputs and gradients included. A pass is "forward", or "both": forward, then the gradients of
+query, key, value and both tables.
+
+With --cells the forms and settings are those of cells.py: on a GPU, or small ones on the CPU for a rehearsal,
+which measures nothing. Each form is compared with the reference before it is timed. The most important cells
+come first, and those that the budget does not reach are named. The same --run goes on where it ended.
+
+Exit status: 0; 1 if a backend of relpos failed; 2 for wrong use, or without a GPU; 3 if a form broke the device
+for this process, and the same --run should be started again.
 """
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from attention_forms import DTYPES, ON_CPU, Setting, make_step, make_tensors, why_not
-from measuring import Plan, ratio, time_forms
-from peak_memory import OverLimit, peak_mib
-from records import append, circumstances, count, gibibytes, number, seconds, share, writable
+from cells import Budget, cells, label
+from forms import DTYPES, FORMS, ON_CPU, ON_GPU, PASSES, Setting
+from harness import DeviceLost, Plan, compare, start_record
+from machine import require_gpu
+from records import Record, append, at_least_zero, count, make_parser, number, parse, read_or_end, share
+from relpos.backends import BACKENDS
+from table import head, show
 
-COLUMNS = "{:>9}  {:8}  {:>7}  {:>12}  {:>8}  {:>10}"
+COLUMNS = ("side", "pass", "length")
+OURS = {backend.name for backend in BACKENDS}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure, print a table and append a line of JSON for each row to --json."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, and return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    for name in ("passes", "backends"):
-        setattr(options, name, list(dict.fromkeys(getattr(options, name))))
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if options.cells:
+        # a GPU's forms need few turns and much memory; what is given explicitly stays
+        parser.set_defaults(turns=2 if options.cells == "rehearsal" else 20, seconds=3.0, memory_limit=64.0)
+    options = parse(parser, arguments)
+    if options.cells:
+        require_gpu(options.cells == "rehearsal")
+    elif options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch sees no CUDA device here; use --device cpu")
-    torch.set_num_threads(options.threads)
-    writable(parser, options.json)
-    print(COLUMNS.format("form", "pass", "length", "median", "to sdpa", "peak MiB"), flush=True)
+    print(*head((*COLUMNS, "d_k", "max_distance") if options.cells else COLUMNS), sep="\n", flush=True)
+    records = [x for x in read_or_end(parser, options.json) if x.get("run") == options.run]
+    try:
+        records += _measure_cells(records, options) if options.cells else _measure(options)
+    except DeviceLost as lost:
+        _write(lost.records, options)
+        print(f"error: {lost}. Start the same --run again.", file=sys.stderr)
+        return 3
+    return int(any(x.get("is_failure") and x["side"] in OURS for x in records))
+
+
+def _measure(options: argparse.Namespace) -> list[Record]:
+    names = list(dict.fromkeys(["sdpa", *options.backends]))
+    plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads)
+    records = []
     for length in options.lengths:
-        for name in options.passes:
-            for record in measure(_setting(length, name == "both", options), options):
-                print(_row(record), flush=True)
-                append(options.json, record)
+        for name in dict.fromkeys(options.passes):
+            setting = Setting(
+                length,
+                options.batch,
+                options.heads,
+                options.d_k,
+                options.max_distance,
+                options.dtype,
+                options.device,
+                is_causal=options.causal,
+                padding=options.padding,
+                dropout=options.dropout,
+                has_backward=name == "both",
+            )
+            start = start_record("attention", setting, options.threads, run=options.run)
+            records += compare(names, setting, plan._replace(has_memory=options.memory), start)
+            _write(records[-len(names) :], options)
+    return records
 
 
-def measure(setting: Setting, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A record for each form of options.backends, sdpa first.
-
-    Returns:
-        Dicts whose seconds, ratio_to_sdpa and peak_mib are None where `reason` says why the form did not run.
-    """
-    names = ["sdpa", *(name for name in options.backends if name != "sdpa")]
-    plan = Plan(options.turns, options.seconds, round(options.memory_limit * 2**30))
-    say = partial(_say, setting)
-    peaks, reasons = _peaks(names, setting, plan, options, say) if options.memory else ({}, {})
-    taken, others = time_forms([name for name in names if name not in reasons], setting, plan, say)
-    reasons |= others
-    common = _common(setting, options)
-    return [
-        {
-            "backend": name,
-            **common,
-            **_timing(taken.get(name), taken.get("sdpa")),
-            "peak_mib": round(peaks[name], 2) if name in taken and name in peaks else None,
-            "reason": reasons.get(name),
-        }
-        for name in names
-    ]
-
-
-def _peaks(
-    names: list[str],
-    setting: Setting,
-    plan: Plan,
-    options: argparse.Namespace,
-    say: Callable[[str], None],
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Peak memory of each form in MiB, and why the others have none."""
-    peaks: dict[str, float] = {}
-    reasons: dict[str, str] = {}
-    tensors = make_tensors(setting)
-    for name in names:
-        if against := why_not(name, setting, tensors):
-            reasons[name] = "; ".join(against)
-            continue
-        say(f"memory of {name}")
-        try:
-            peaks[name] = _peak_of(name, setting, plan.memory_limit, options.threads)
-        except (OverLimit, ChildProcessError) as error:
-            reasons[name] = str(error)
-    return peaks, reasons
+def _measure_cells(done: list[Record], options: argparse.Namespace) -> list[Record]:
+    is_rehearsal = options.cells == "rehearsal"
+    plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads, is_checked=True)
+    plan = plan._replace(has_memory=not is_rehearsal)
+    budget, records, left_out = Budget(options.budget), [], []
+    for setting in cells(is_rehearsal):
+        known = {x["side"] for x in done if asdict(setting).items() <= x.items()}
+        names = [name for name in ON_GPU if name not in known]
+        if names and budget.is_spent():
+            left_out.append(label(setting))
+        elif names:
+            start = start_record(
+                "attention", setting, options.threads, is_rehearsal=is_rehearsal, run=options.run
+            )
+            against, refused = ("sdpa_flash", "gather"), budget.refused()
+            found = compare(names, setting, plan, start, against=against, refused=refused)
+            for record in found:
+                if record["side"] in budget.compiling:
+                    budget.compiling[record["side"]] += record["prepare_seconds"] or 0
+            _write(found, options)
+            records += found
+    if left_out:
+        rest = {"what": "left out", "run": options.run, "rehearsal": is_rehearsal}
+        append(options.json, {**rest, "budget": options.budget, "cells": left_out})
+        print(f"The budget of {options.budget:g} s was spent before {len(left_out)} cells:")
+        print(*left_out, sep="\n")
+    return records
 
 
-def _peak_of(name: str, setting: Setting, limit: int, threads: int) -> float:
-    small = replace(setting, length=min(128, setting.length))
-    return peak_mib(
-        partial(make_step, name, setting),
-        limit=limit,
-        device=setting.device,
-        threads=threads,
-        warm_up=partial(make_step, name, small),
-    )
-
-
-def _timing(own: list[float] | None, sdpa: list[float] | None) -> dict[str, Any]:
-    if own is None:
-        return {"seconds": None, "ratio_to_sdpa": None, "ratio_quartiles": None, "turns": 0}
-    timing: dict[str, Any] = {
-        "seconds": statistics.median(own),
-        "ratio_to_sdpa": None,
-        "ratio_quartiles": None,
-    }
-    if sdpa is not None:
-        found = ratio(own, sdpa)
-        timing |= {"ratio_to_sdpa": found["ratio"], "ratio_quartiles": found["ratio_quartiles"]}
-    return {**timing, "turns": len(own)}
-
-
-def _common(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    """What the records of one setting share."""
-    return {
-        "pass": "both" if setting.has_backward else "forward",
-        "dtype": setting.dtype,
-        "batch": setting.batch,
-        "heads": setting.heads,
-        "length": setting.length,
-        "d_k": setting.d_k,
-        "max_distance": setting.max_distance,
-        "is_causal": setting.is_causal,
-        "padding": setting.padding,
-        "dropout": setting.dropout,
-        **circumstances(setting.device, options.threads),
-        "memory_limit_gib": options.memory_limit,
-    }
-
-
-def _setting(length: int, has_backward: bool, options: argparse.Namespace) -> Setting:
-    return Setting(
-        length=length,
-        batch=options.batch,
-        heads=options.heads,
-        d_k=options.d_k,
-        max_distance=options.max_distance,
-        dtype=options.dtype,
-        device=options.device,
-        is_causal=options.causal,
-        padding=options.padding,
-        dropout=options.dropout,
-        has_backward=has_backward,
-    )
+def _write(records: list[Record], options: argparse.Namespace) -> None:
+    for record in records:
+        append(options.json, record)
+        print(show(record, (*COLUMNS, "d_k", "max_distance") if options.cells else COLUMNS), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__, turns=15)
     add = parser.add_argument
     add("--lengths", nargs="+", type=count, default=[64, 256, 1024], help="tokens", metavar="N")
-    add("--pass", nargs="+", choices=("forward", "both"), default=["forward", "both"], dest="passes")
-    add("--backends", nargs="+", choices=ON_CPU, default=ON_CPU, help="sdpa always runs")
+    add("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
+    add("--backends", nargs="+", choices=FORMS, default=ON_CPU, help="forms; sdpa always runs")
     add("--batch", type=count, default=1)
     add("--heads", type=count, default=8)
     add("--d-k", type=count, default=64, help="width of a head")
@@ -169,32 +134,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--causal", action="store_true", help="no query attends to a later key")
     add("--padding", type=share, default=0.0, help="share of each sequence that is padding, 0 to 1")
     add("--dropout", type=share, default=0.0, help="probability of dropping a weight, 0 to 1")
-    add("--turns", type=count, default=15, help="of each form")
-    add("--seconds", type=seconds, default=60.0, help="fewer turns beyond that")
-    add("--threads", type=count, default=torch.get_num_threads())
-    add("--no-memory", action="store_false", dest="memory", help="time only")
-    add("--memory-limit", type=gibibytes, default=8.0, help="GiB; skip beyond it")
-    add("--json", type=Path, help="append a line for each row", metavar="FILE")
+    add("--no-memory", action="store_false", dest="memory", help="measure time only")
+    add("--cells", choices=("gpu", "rehearsal"), help="measure the settings of cells.py, not those above")
+    add("--budget", type=at_least_zero, default=240.0, help="seconds after which no cell begins")
+    add("--run", default=time.strftime("%Y-%m-%dT%H:%M:%S"), help="name of the run; default: the time")
     return parser
 
 
-def _row(record: dict[str, Any]) -> str:
-    start = (record["backend"], record["pass"], record["length"])
-    if record["seconds"] is None:
-        return COLUMNS.format(*start, "skipped:", "", "").rstrip() + f" {record['reason']}"
-    to_sdpa, peak = (record[name] for name in ("ratio_to_sdpa", "peak_mib"))
-    return COLUMNS.format(
-        *start,
-        f"{record['seconds'] * 1e3:.3f} ms",
-        "-" if to_sdpa is None else f"{to_sdpa:.2f}",
-        "-" if peak is None else f"{peak:.1f}",
-    )
-
-
-def _say(setting: Setting, what: str) -> None:
-    passes = "both" if setting.has_backward else "forward"
-    print(f"length {setting.length}, {passes}: {what}", file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,19 +1,17 @@
-"""Training speed beside transformers' MarianMTModel: same sizes, batches and trainer, interleaved in one run.
+"""Training speed beside transformers' MarianMTModel: same sizes, batches and trainer, in turns.
 
     python benchmarks/training.py --json benchmarks/results/training.jsonl
 
 Three models take turns at the same batches of generated number lines: relpos with relative positions, relpos
 with sinusoidal ones, and Marian (sinusoidal, torch's scaled_dot_product_attention). Each turn is one training
-step of `RelposTrainer`: forward, loss, backward, and the optimiser. The figure is the median over the turns.
+step of `RelposTrainer`: forward, loss, backward, and the optimiser.
 """
 
 import argparse
-import json
-import platform
-import random
 import statistics
 import tempfile
-import time
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,90 +20,62 @@ import torch
 from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainingArguments, set_seed
 from transformers import logging as transformers_logging
 
-from machine import commit, device_name
+from harness import Plan, measure_steps
+from records import Record, append, count, make_parser, parse
 from relpos.cli import keep_memory
 from relpos.translation.corpora import NumberLines, Source, read_corpus
 from relpos.translation.model import RelposConfig, RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
 from relpos.translation.tokenizer import train_tokenizer
 from relpos.translation.trainer import RelposTrainer
+from table import head, show
 
 SIZES = {
     "demo": {"d_model": 128, "layers": 2, "heads": 4, "d_ff": 256},
     "multi30k": {"d_model": 128, "layers": 4, "heads": 4, "d_ff": 256},
     "base": {"d_model": 512, "layers": 6, "heads": 8, "d_ff": 1024},
 }
+COLUMNS = ("side", "size", "precision", "target_tokens_per_second")
 
 
-def main() -> None:
-    """Measure and print one line for each size; append them to --json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["demo", "multi30k"])
-    parser.add_argument("--tokens", type=int, default=4096, help="per batch, padding included")
-    parser.add_argument("--vocabulary", type=int, default=5000, help="rows of the embeddings")
-    parser.add_argument("--longest", type=int, default=4, help="numbers in the longest line")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print a row for each model, and append them to --json."""
+    parser = make_parser(__doc__, turns=15, seconds=900.0)
+    add = parser.add_argument
+    add("--sizes", nargs="+", choices=SIZES, default=["demo", "multi30k"])
+    add("--tokens", type=count, default=4096, help="per batch, padding included")
+    add("--vocabulary", type=count, default=5000, help="rows of the embeddings")
+    add("--longest", type=count, default=4, help="numbers in the longest line")
+    options = parse(parser, arguments)
     transformers_logging.set_verbosity_error()
     keep_memory()
+    print(*head(COLUMNS), sep="\n", flush=True)
     for name in options.sizes:
         for precision in ("float32", "bfloat16"):
-            record = measure(name, precision, options)
-            print(json.dumps(record))
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                with options.json.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+            for record in measure(name, precision, options):
+                append(options.json, record)
+                print(show(record, COLUMNS), flush=True)
 
 
-def measure(name: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Target tokens per second of the three models, and ratios to Marian."""
+def measure(name: str, precision: str, options: argparse.Namespace) -> list[Record]:
+    """A record for each model; ratios are to Marian."""
     with tempfile.TemporaryDirectory() as folder:
         rows, tokenizer = _rows(Path(folder), options.longest)
         vocabulary = max(options.vocabulary, len(tokenizer))
-        models = _models(SIZES[name], vocabulary, tokenizer)
         trainers = {
             kind: _trainer(model, rows, tokenizer, Path(folder) / kind, precision, options.tokens)
-            for kind, model in models.items()
+            for kind, model in _models(SIZES[name], vocabulary, tokenizer).items()
         }
         batches = list(trainers["relative"].get_train_dataloader())
-        seconds: dict[str, list[float]] = {kind: [] for kind in models}
-        tokens: list[int] = []
-        for turn in range(options.turns + 3):
-            batch = batches[turn % len(batches)]
-            for kind in random.Random(turn).sample(sorted(models), len(models)):
-                seconds[kind].append(_step(trainers[kind], dict(batch)))
-            tokens.append(int((batch["labels"] != -100).sum()))
-    # the first turns warm up
-    speeds = {
-        kind: statistics.median(t / s for t, s in zip(tokens[3:], taken[3:], strict=True))
-        for kind, taken in seconds.items()
-    }
-    ratios = {
-        f"{kind}_to_marian": statistics.median(
-            m / s for m, s in zip(seconds["marian"][3:], seconds[kind][3:], strict=True)
-        )
-        for kind in ("relative", "sinusoidal")
-    }
-    return {
-        "size": name,
-        **SIZES[name],
-        "precision": precision,
-        "vocabulary": vocabulary,
-        "tokens_per_batch": options.tokens,
-        "mean_source_length": statistics.mean(b["input_ids"].shape[1] for b in batches),
-        "turns": options.turns,
-        "target_tokens_per_second": {kind: round(speed) for kind, speed in speeds.items()},
-        **{kind: round(ratio, 3) for kind, ratio in ratios.items()},
-        "threads": options.threads,
-        "machine": platform.machine(),
-        "cpu": device_name("cpu"),
-        "torch": torch.__version__,
-        "commit": commit(),
-    }
+        start = {"what": "training", "size": name, **SIZES[name], "precision": precision}
+        start |= {"vocabulary": vocabulary, "tokens_per_batch": options.tokens}
+        start["mean_source_length"] = statistics.mean(b["input_ids"].shape[1] for b in batches)
+        steps = {kind: _step(trainer, batches) for kind, trainer in trainers.items()}
+        plan = Plan(options.turns, options.seconds, threads=options.threads)
+        # one step a turn, so that all models see the same batch
+        records = measure_steps(steps, plan, start, against=("marian",), shortest=0.0)
+    tokens = statistics.mean(int((b["labels"] != -100).sum()) for b in batches)
+    return [x | {"target_tokens_per_second": round(tokens / x["seconds"])} for x in records]
 
 
 def _rows(folder: Path, longest: int) -> tuple[datasets.Dataset, Any]:
@@ -124,8 +94,7 @@ def _rows(folder: Path, longest: int) -> tuple[datasets.Dataset, Any]:
 
 def _models(size: dict[str, int], vocabulary: int, tokenizer: Any) -> dict[str, Any]:
     set_seed(0)
-    dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-    marks = {
+    shared = {
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "decoder_start_token_id": tokenizer.bos_token_id,
@@ -133,8 +102,10 @@ def _models(size: dict[str, int], vocabulary: int, tokenizer: Any) -> dict[str, 
         "d_model": size["d_model"],
         "encoder_layers": size["layers"],
         "decoder_layers": size["layers"],
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.1),
     }
-    ours = {"num_heads": size["heads"], "d_ff": size["d_ff"], "label_smoothing": 0.0, **marks, **dropout}
+    ours = {"num_heads": size["heads"], "d_ff": size["d_ff"], "label_smoothing": 0.0, **shared}
+    sinusoidal = RelposConfig(**ours, relative_max_distance=None, absolute_positions="sinusoidal")
     marian = MarianConfig(
         encoder_attention_heads=size["heads"],
         decoder_attention_heads=size["heads"],
@@ -142,14 +113,11 @@ def _models(size: dict[str, int], vocabulary: int, tokenizer: Any) -> dict[str, 
         decoder_ffn_dim=size["d_ff"],
         activation_function="relu",
         forced_eos_token_id=None,
-        **marks,
-        **dropout,
+        **shared,
     )
     return {
         "relative": RelposForConditionalGeneration(RelposConfig(**ours)),
-        "sinusoidal": RelposForConditionalGeneration(
-            RelposConfig(**ours, relative_max_distance=None, absolute_positions="sinusoidal")
-        ),
+        "sinusoidal": RelposForConditionalGeneration(sinusoidal),
         "marian": MarianMTModel(marian),
     }
 
@@ -178,12 +146,18 @@ def _trainer(
     return trainer
 
 
-def _step(trainer: RelposTrainer, batch: dict[str, torch.Tensor]) -> float:
-    started = time.perf_counter()
-    trainer.training_step(trainer.model_wrapped, batch, num_items_in_batch=(batch["labels"] != -100).sum())
-    trainer.optimizer.step()
-    trainer.model.zero_grad()
-    return time.perf_counter() - started
+def _step(trainer: RelposTrainer, batches: list[dict[str, torch.Tensor]]) -> Callable[[], None]:
+    """One update, with the next batch at each call."""
+    remaining = cycle(batches)
+
+    def run() -> None:
+        batch = dict(next(remaining))
+        num_items = (batch["labels"] != -100).sum()
+        trainer.training_step(trainer.model_wrapped, batch, num_items_in_batch=num_items)
+        trainer.optimizer.step()
+        trainer.model.zero_grad()
+
+    return run
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""The benchmarks run, and measure what they say; their figures are nobody's test."""
+"""The benchmarks run, and measure what they say; no test depends on a figure."""
 
 import argparse
 import importlib
-import importlib.util
 import json
-import resource
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,119 +18,80 @@ import pytest
 import torch
 
 from relpos import relative_attention
-from relpos.backends import BACKENDS
+from relpos.backends import cpu, triton
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
-FORMS = ["sdpa", "gather", "einsum", *(backend.name for backend in BACKENDS if backend.name != "triton")]
-FIELDS = {
-    *("backend", "pass", "dtype", "batch", "heads", "length", "d_k", "max_distance"),
-    *("is_causal", "padding", "dropout", "seconds", "ratio_to_sdpa", "ratio_quartiles", "peak_mib", "reason"),
-    *(
-        "turns",
-        "threads",
-        "device",
-        "device_name",
-        "machine",
-        "torch",
-        "commit",
-        "kernel",
-        "memory_limit_gib",
-    ),
-}
-SMALL = ["--device", "cpu", "--threads", "1", "--turns", "2", "--heads", "1"]
-needs_linux = pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="memory is limited on Linux only"
-)
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = ["attention", "bounds", "busy_machine", "crossover", "gpu_conformance", "kernel_resources", "machine"]
+SCRIPTS += ["need_weights", "plot", "table", "training", "translator_step"]
+FORMS = ["sdpa", "gather", "einsum", "cpu", "merged", "dense"]
+GPU_FORMS = ["sdpa_flash", "sdpa_cudnn", "flex", "gather", "merged", "triton"]
+SMALL = ["--turns", "1", "--threads", "1"]
+SMALL_STEP = [*SMALL, "--tokens", "48", "--shortest", "5", "--longest", "8", "--vocabulary", "60"]
+SMALL_STEP += ["--d-model", "16", "--layers", "1", "--heads", "2", "--d-ff", "16"]
+has_gpu = torch.version.cuda is not None and torch.cuda.is_available()
+needs_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is limited on Linux only")
+
+Module = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """A module of benchmarks/ by its name."""
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
+    """A module of benchmarks/ by its name; their names are plain, and are forgotten after the test."""
     monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module
+    names = {path.stem for path in FOLDER.glob("*.py")}
+    yield importlib.import_module
+    for name in names & sys.modules.keys():
+        del sys.modules[name]
 
 
 @pytest.fixture
-def run_attention(module: Callable[[str], ModuleType], tmp_path: Path) -> Callable[..., dict[str, dict]]:
-    """Run benchmarks/attention.py and return its records by form."""
-
-    def run(*arguments: str) -> dict[str, dict]:
-        path = tmp_path / "results" / "attention.jsonl"
-        module("attention").main([*SMALL, *arguments, "--json", str(path)])
-        return {x["backend"]: x for x in map(json.loads, path.read_text().splitlines())}
-
-    return run
-
-
-@pytest.fixture
-def training(module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/training.py as a module, with one small size."""
-    training = module("training")
-    monkeypatch.setitem(training.SIZES, "small", {"d_model": 16, "layers": 1, "heads": 2, "d_ff": 16})
-    return training
+def bounds(module: Module, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/bounds.py with small rows, of dense, which needs no kernel."""
+    bounds, setting = module("bounds"), module("forms").Setting
+    rows = [
+        bounds.Row("short", setting(length=6), {"forward": 1e9, "both": 0.0}, form="dense"),
+        bounds.Row("labels", setting(length=6, is_labelled=True), {"forward": None}, form="dense"),
+        bounds.Row("memory", setting(length=256), {"forward": 64.0}, form="dense", is_memory=True),
+    ]
+    monkeypatch.setattr(bounds, "ROWS", rows)
+    return bounds
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_training_benchmark_compares_three_models_in_the_precision_it_names(
-    training: ModuleType, monkeypatch: pytest.MonkeyPatch, precision: str, dtype: torch.dtype
-) -> None:
-    seen: dict[str, set[torch.dtype]] = {}
-    make = training._models
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
-    def watched(*arguments: object) -> dict[str, torch.nn.Module]:
-        models = make(*arguments)
-        for kind, model in models.items():
-            linear = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
-            linear.register_forward_hook(
-                lambda _module, _inputs, out, kind=kind: seen.setdefault(kind, set()).add(out.dtype)
-            )
-        return models
 
-    monkeypatch.setattr(training, "_models", watched)
-    options = argparse.Namespace(tokens=256, vocabulary=400, longest=2, turns=1, threads=1)
-    record = training.measure("small", precision, options)
-    assert set(record["target_tokens_per_second"]) == {"relative", "sinusoidal", "marian"}
-    assert record["relative_to_marian"] > 0
-    assert all(dtypes == {dtype} for dtypes in seen.values())
-    assert "marian" in seen
+def check_format(module: Module, records: list[dict[str, Any]]) -> None:
+    """Every record has the fields of a measurement and its circumstances, and can be shown."""
+    fields = {"what", "side", *module("records").EMPTY, *module("machine").circumstances("cpu", 1)}
+    for record in records:
+        assert record.keys() >= fields
+        assert record["reason"] or record["seconds"] or record["peak_mib"]
+        assert record["side"] in module("table").show(record, ["side"])
 
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["two-sided", "causal"])
-@pytest.mark.parametrize("padding", [0.0, 0.5], ids=["full", "padded"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"queries": 3}, {"is_masked": True}, {"is_labelled": True}],
-    ids=["plain", "last-queries", "masked", "labelled"],
+    [{}, {"padding": 0.5}, {"queries": 3}, {"padding": 0.5, "is_masked": True}, {"is_labelled": True}],
+    ids=["plain", "padded", "last-queries", "masked", "labelled"],
 )
-def test_every_form_of_attention_computes_the_reference(
-    module: Callable[[str], ModuleType],
-    name: str,
-    is_causal: bool,
-    padding: float,
-    changes: dict[str, Any],
+def test_every_form_computes_the_reference(
+    module: Module, name: str, is_causal: bool, changes: dict[str, Any]
 ) -> None:
-    forms = module("attention_forms")
-    setting = forms.Setting(
-        **changes,
-        length=19,
-        batch=2,
-        heads=3,
-        d_k=8,
-        max_distance=4,
-        dtype="float64",
-        is_causal=is_causal,
-        padding=padding,
-        has_backward=True,
-    )
+    forms = module("forms")
+    setting = forms.Setting(19, 2, 3, 8, 4, "float64", is_causal=is_causal, has_backward=True, **changes)
     tensors = forms.make_tensors(setting)
     if reasons := forms.why_not(name, setting, tensors):
         pytest.skip("; ".join(reasons))
-    wanted = tensors[:3] if name == "sdpa" else tensors[:5]
+    wanted = forms.given(name, tensors)
     out = relative_attention(
-        *tensors[:3],
-        *((None, None) if name == "sdpa" else tensors[3:5]),
-        key_lengths=torch.tensor([10, 10]) if padding else None,
+        *wanted,
+        *[None] * (5 - len(wanted)),
+        key_lengths=tensors.key_lengths,
         is_causal=is_causal,
         query_start=19 - setting.num_queries,
         backend="reference",
@@ -138,282 +100,355 @@ def test_every_form_of_attention_computes_the_reference(
     torch.testing.assert_close(forms.prepare(name, setting, tensors)(), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_forward_pass_keeps_its_dtype_and_no_graph(module: Callable[[str], ModuleType], name: str) -> None:
-    forms = module("attention_forms")
-    setting = forms.Setting(length=12, dtype="bfloat16")
-    if reasons := forms.why_not(name, setting, forms.make_tensors(setting)):
-        pytest.skip("; ".join(reasons))
-    (out,) = forms.make_step(name, setting)()
-    assert out.dtype == torch.bfloat16
-    assert not out.requires_grad
-
-
-@pytest.mark.parametrize("name", ["sdpa", "gather", "einsum", "dense"])
-def test_forms_drop_weights_where_asked(module: Callable[[str], ModuleType], name: str) -> None:
-    forms = module("attention_forms")
-    step = forms.make_step(name, forms.Setting(length=12, dropout=0.5))
-    assert not torch.equal(step()[0], step()[0])
-
-
-def test_attention_benchmark_records_every_form(
-    run_attention: Callable[..., dict[str, dict]], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_causal", [False, True], ids=["two-sided", "causal"])
+def test_the_score_of_flex_attention_and_its_gradients_are_the_reference_without_rel_v(
+    module: Module, is_causal: bool
 ) -> None:
-    records = run_attention("--lengths", "96", "--pass", "both", "--causal", "--padding", "0.25")
-    assert list(records) == FORMS
-    for record in records.values():
-        assert set(record) == FIELDS
-        assert (record["pass"], record["length"]) == ("both", 96)
-        assert (record["is_causal"], record["padding"]) == (True, 0.25)
-        if record["backend"] == "cpu" and record["kernel"] is None:
-            assert "was not built" in record["reason"]
+    forms = module("forms")
+    setting = forms.Setting(19, 2, 3, 8, 4, "float64", has_backward=True)
+    tensors = forms.make_tensors(setting)
+    query, key, value, rel_k = tensors[:4]
+    index = [torch.arange(size).view([-1] + [1] * (3 - at)) for at, size in enumerate((2, 3, 19, 19))]
+    # FlexAttention has no backward pass on a CPU; this is its documented formula
+    change = forms.score_mod(forms.label_logits(query, rel_k), 4)
+    logits = change(query @ key.mT / 8**0.5, *index)
+    if is_causal:
+        logits = logits.masked_fill(index[3] > index[2], float("-inf"))
+    out = torch.softmax(logits, -1) @ value
+    truth = relative_attention(*tensors[:4], None, max_distance=4, is_causal=is_causal, backend="reference")
+    found, expected = ((x, *torch.autograd.grad(x, tensors[:4], tensors.grad_out, True)) for x in (out, truth))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", GPU_FORMS[:5])
+def test_a_form_with_a_wrong_result_fails_its_checks(
+    module: Module, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    forms, checks = module("forms"), module("checks")
+    setting = replace(module("cells").cells(True)[-1], has_backward=form != "flex")
+    tensors = forms.make_tensors(setting)
+    found = forms.prepare(form, setting, tensors)()
+    checks.check_small(form, setting)
+    checks.check_sample(form, setting, tensors, found)
+    with pytest.raises(ValueError, match=f"{form} computes something else: out is off by"):
+        checks.check_sample(form, setting, tensors, (1.05 * found[0], *found[1:]))
+    with pytest.raises(ValueError, match=f"{form} computes something else: .* is not finite"):
+        checks.check_sample(form, setting, tensors, (*found[:-1], found[-1] * float("nan")))
+    make = forms.prepare
+    wrong = lambda *given, **rest: lambda: (*make(*given, **rest)()[:-1], torch.zeros(()))  # noqa: E731
+    monkeypatch.setattr(checks, "prepare", wrong)
+    checks._check_once.cache_clear()
+    with pytest.raises(ValueError, match=f"{form} computes something else"):
+        checks.check_small(form, setting)
+
+
+def test_attention_records_every_form_in_one_format(module: Module, tmp_path: Path) -> None:
+    path, options = tmp_path / "new" / "a.jsonl", ["--lengths", "96", "--pass", "both", "--heads", "1"]
+    options += ["--device", "cpu", "--causal", "--padding", "0.25"]
+    assert module("attention").main([*SMALL, *options, "--json", str(path)]) == 0
+    records = {x["side"]: x for x in lines(path)}
+    assert set(records) == set(FORMS)
+    check_format(module, list(records.values()))
+    for x in records.values():
+        assert (x["pass"], x["length"], x["is_causal"], x["padding"]) == ("both", 96, True, 0.25)
+        if x["side"] == "cpu" and cpu.UNAVAILABLE:
             continue
-        assert (record["reason"], record["turns"]) == (None, 2)
-        assert record["seconds"] > 0
-        assert record["peak_mib"] > 0
+        assert (x["reason"], x["turns"], set(x["ratio_to"])) == (None, 1, {"sdpa"})
+        assert min(x["seconds"], x["peak_mib"]) > 0
     # two gradients and two tensors of [96, 96, 64], not all at once
     assert records["gather"]["peak_mib"] > 2 * 96 * 96 * 64 * 4 / 2**20
-    assert records["sdpa"]["ratio_to_sdpa"] == 1
-    printed = capsys.readouterr()
-    assert [line.split()[0] for line in printed.out.splitlines()] == ["form", *FORMS]
-    assert "length 96, both: gather" in printed.err
+    assert records["sdpa"]["ratio_to"] == {"sdpa": 1}
 
 
 @needs_linux
-@pytest.mark.parametrize("memory", [[], ["--no-memory"]], ids=["measured", "unmeasured"])
-def test_a_form_that_needs_too_much_memory_is_skipped(tmp_path: Path, memory: list[str]) -> None:
-    # a process of its own: what tests before it have freed could serve in place of new memory
+def test_a_form_that_needs_too_much_memory_is_skipped(tmp_path: Path) -> None:
+    # a process of its own: memory that tests before it freed could serve
+    path = tmp_path / "a.jsonl"
     sizes = ["--lengths", "1024", "--pass", "forward", "--backends", "gather", "--memory-limit", "0.1"]
-    path, script = tmp_path / "records.jsonl", Path(__file__).parents[1] / "benchmarks" / "attention.py"
-    command = [sys.executable, str(script), *SMALL, *sizes, *memory, "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, FOLDER / "attention.py", *SMALL, *sizes, "--heads", "1", "--no-memory"]
+    done = subprocess.run([*command, "--device", "cpu", "--json", path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    records = {x["backend"]: x for x in map(json.loads, path.read_text().splitlines())}
+    records = {x["side"]: x for x in lines(path)}
     assert records["sdpa"]["seconds"] > 0
-    assert (records["sdpa"]["peak_mib"] is None) == bool(memory)
-    assert [records["gather"][x] for x in ("seconds", "ratio_to_sdpa", "peak_mib", "turns")] == [None] * 3 + [
-        0
-    ]
-    assert records["gather"]["reason"] == "needs more than 0.1 GiB"
-    assert "skipped: needs more than 0.1 GiB" in done.stdout
+    gather = records["gather"]
+    assert (gather["seconds"], gather["turns"], gather["reason"]) == (None, 0, "needs more than 0.1 GiB")
+    assert gather["is_failure"] is False
 
 
-@needs_linux
-def test_the_bound_on_memory_ends_with_its_block(module: Callable[[str], ModuleType]) -> None:
-    peak_memory, before = module("peak_memory"), resource.getrlimit(resource.RLIMIT_DATA)
-    with peak_memory.limited(1 << 28):
-        assert resource.getrlimit(resource.RLIMIT_DATA) != before
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
-
-
-def test_a_backend_that_cannot_run_is_skipped_with_its_reasons(
-    module: Callable[[str], ModuleType],
-    run_attention: Callable[..., dict[str, dict]],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_backend_that_fails_is_recorded_and_makes_the_status_1(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    refuses = lambda name, *_: ["too long", "too wide"] if name == "dense" else []  # noqa: E731
-    monkeypatch.setattr(module("measuring"), "why_not", refuses)
-    records = run_attention("--lengths", "4", "--pass", "forward", "--backends", "dense", "--no-memory")
-    assert records["dense"]["reason"] == "too long; too wide"
-    assert records["dense"]["seconds"] is None
+    def fails(name: str, *given: Any, **rest: Any) -> Any:
+        if name == "dense":
+            raise RuntimeError("no kernel\nand much more")
+        return module("forms").prepare(name, *given, **rest)
+
+    monkeypatch.setattr(module("harness"), "prepare", fails)
+    path, options = tmp_path / "a.jsonl", ["--lengths", "4", "--pass", "forward", "--no-memory"]
+    options += ["--backends", "gather", "dense", "--device", "cpu"]
+    assert module("attention").main([*SMALL, *options, "--json", str(path)]) == 1
+    found = [(x["side"], x["reason"], x["is_failure"]) for x in lines(path)]
+    assert found[1:] == [("gather", None, False), ("dense", "RuntimeError: no kernel", True)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--lengths", "0"], "argument --lengths: must be an integer of at least 1; got '0'"),
-        (["--padding", "1"], "argument --padding: must be a number from 0 on and below 1; got '1'"),
-        (["--dropout", "nan"], "argument --dropout: must be a number from 0 on and below 1; got 'nan'"),
-        (["--backends", "fast"], "argument --backends: invalid choice: 'fast'"),
-        (["--memory-limit", "0"], "argument --memory-limit: must be above 0; got '0'"),
-        (["--memory-limit", "-1"], "argument --memory-limit: must be a number of at least 0; got '-1'"),
-        (["--json", str(FOLDER)], "argument --json: "),
-    ],
-)
-def test_attention_benchmark_refuses_wrong_use_in_one_line(
-    module: Callable[[str], ModuleType],
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+def test_a_form_that_breaks_the_gpu_is_left_out_when_the_run_goes_on(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        module("attention").main(arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    attention, harness, path = module("attention"), module("harness"), tmp_path / "a.jsonl"
+    monkeypatch.setattr(attention, "ON_GPU", ["sdpa_flash", "merged"])
+    arguments = ["--cells", "rehearsal", *SMALL, "--run", "one", "--json", str(path)]
+
+    def breaks(name: str, *_: Any) -> None:
+        if name == "merged":
+            raise RuntimeError("an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(harness, "check_small", breaks)
+        patched.setattr(harness.Clock, "is_lost", lambda _: True)
+        assert attention.main(arguments) == 3
+    (broken,) = lines(path)
+    assert (broken["side"], broken["is_failure"]) == ("merged", True)
+    # the failure is known, and still counts
+    assert attention.main(arguments) == 1
+    found = [(x["side"], x["length"], x["pass"]) for x in lines(path)[1:]]
+    assert found[:2] == [("sdpa_flash", 64, "forward"), ("sdpa_flash", 64, "both")]
+    assert len(found) == 5
+    assert attention.main([*arguments[:-4], "--run", "two", "--budget", "0", "--json", str(path)]) == 0
+    assert lines(path)[-1]["cells"][0] == "d 16, k 4, n 64, forward"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_records_that_cannot_be_written_end_the_attention_benchmark_in_one_line(
-    module: Callable[[str], ModuleType],
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        module("attention").main(
-            [*SMALL, "--lengths", "4", "--pass", "forward", "--backends", "sdpa", "--json", "/dev/full"]
-        )
-    # a string is printed on standard error, and the code is 1
-    assert stopped.value.code == "error: argument --json: /dev/full: No space left on device"
-
-
-def test_a_form_or_a_pass_given_twice_is_taken_once(
-    module: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
-    path = tmp_path / "attention.jsonl"
-    twice = ["--lengths", "4", "--pass", "forward", "forward", "--backends", "gather", "sdpa", "gather"]
-    module("attention").main([*SMALL, *twice, "--no-memory", "--json", str(path)])
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(record["backend"], record["pass"]) for record in records] == [
-        ("sdpa", "forward"),
-        ("gather", "forward"),
-    ]
-
-
-def test_ratios_are_taken_within_a_turn_and_every_form_runs_once_a_turn(
-    module: Callable[[str], ModuleType],
-) -> None:
-    timing = module("attention")._timing([2.0, 9.0, 4.0], [1.0, 3.0, 8.0])
-    assert (timing["seconds"], timing["ratio_to_sdpa"]) == (4.0, 2.0)
-    measuring = module("measuring")
-    assert measuring.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 8.0]) == {"ratio": 2.0, "ratio_quartiles": [1.25, 2.5]}
+def test_turns_and_ratios(module: Module) -> None:
+    harness = module("harness")
+    assert harness.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 8.0]) == (2.0, [1.25, 2.5])
     calls: list[str] = []
-    runners = {name: measuring.Runner(partial(calls.append, name), 1, 0.5) for name in "abc"}
-    seconds = measuring.take_turns(runners, "cpu", 20)
+    ready = {name: harness.Ready(partial(calls.append, name), 1, 0.5) for name in "abc"}
+    taken = harness.take_turns(ready, harness.Clock("cpu"), 20)
     turns = [tuple(calls[start : start + 3]) for start in range(0, 60, 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
     assert len(set(turns)) > 3
-    assert {len(taken) for taken in seconds.values()} == {20}
-    assert measuring.num_turns(runners, measuring.Plan(turns=15, seconds=9.0)) == 6
-    assert measuring.num_turns(runners, measuring.Plan(turns=15, seconds=0.1)) == 3
-    assert measuring.num_turns(runners, measuring.Plan(turns=2, seconds=0.1)) == 2
+    assert harness.timing("a", taken, "b")["turns"] == 20
+    wanted = {(15, 9.0): 6, (15, 0.1): 3, (2, 0.1): 2}
+    assert {x: harness.num_turns(ready, harness.Plan(*x)) for x in wanted} == wanted
+
+
+def test_a_gpu_is_timed_between_events_after_its_caches_are_overwritten(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            happened.append("event")
+
+        def elapsed_time(self, end: "Event") -> float:
+            assert end is not self
+            return 2.5  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: happened.append("wait"))
+    clock = module("harness").Clock("cpu")
+    clock.is_cuda = True
+    clock.flushed = argparse.Namespace(zero_=lambda: happened.append("overwrite"))
+    assert clock.turn(clock.warm(lambda: None))[0] == 0.0025
+    happened.clear()
+    assert clock.device(lambda: happened.append("call")) == 0.0025
+    assert happened == ["overwrite", "overwrite", "event", "call", "event", "wait"]
 
 
 # text, because it has to reach another process
 WITHIN = "lambda: len(bytearray(64 << 20))"
 BESIDE_INPUTS = "(lambda inputs: lambda: (inputs, bytearray(16 << 20)))(bytearray(64 << 20))"
-
-
-@pytest.mark.parametrize(("call", "mib"), [(WITHIN, 64), (BESIDE_INPUTS, 16), ("lambda: None", 0)])
-def test_peak_memory_sees_what_is_freed_again_and_not_what_was_there(
-    module: Callable[[str], ModuleType], call: str, mib: int
-) -> None:
-    peak = module("peak_memory").peak_mib(partial(eval, call), limit=1 << 30)
-    assert peak == pytest.approx(mib, abs=2)
-
-
 # 32 MiB that a thread keeps from its first call on, as a kernel keeps its scratch
 KEPT = "(lambda here: lambda: here.__dict__.setdefault('kept', bytearray(32 << 20)))"
 KEPT += "(__import__('builtins').__dict__.setdefault('_here', __import__('threading').local()))"
 
 
-def test_peak_memory_counts_what_a_thread_keeps_from_the_warm_up(module: Callable[[str], ModuleType]) -> None:
-    call = partial(eval, KEPT)
-    peak = module("peak_memory").peak_mib(call, limit=1 << 30, warm_up=call)
-    assert peak == pytest.approx(32, abs=2)
-
-
-def test_peak_memory_passes_on_how_a_call_failed(module: Callable[[str], ModuleType]) -> None:
-    memory = module("peak_memory")
-    with pytest.raises(ZeroDivisionError, match="division by zero"):
-        memory.peak_mib(partial(eval, "lambda: 1 / 0"), limit=1 << 30)
-    with pytest.raises(ChildProcessError, match="ended with code 3"):
-        memory.peak_mib(partial(eval, "lambda: __import__('os')._exit(3)"), limit=1 << 30)
+@pytest.mark.parametrize(("call", "mib"), [(WITHIN, 64), (BESIDE_INPUTS, 16), (KEPT, 32), ("lambda: None", 0)])
+def test_peak_memory_is_beyond_the_inputs_and_has_what_a_thread_keeps(
+    module: Module, call: str, mib: int
+) -> None:
+    make = partial(eval, call)
+    assert module("peak_memory").peak_mib(make, limit=1 << 30, warm_up=make) == pytest.approx(mib, abs=2)
 
 
 @needs_linux
-def test_a_limit_on_memory_stops_what_needs_more_and_nothing_else(
-    module: Callable[[str], ModuleType],
-) -> None:
+def test_a_limit_on_memory_stops_a_call_that_needs_more_and_no_other(module: Module) -> None:
     memory = module("peak_memory")
     with pytest.raises(memory.OverLimit, match=r"needs more than 0\.25 GiB"), memory.limited(1 << 28):
         torch.ones(1 << 28)
     with pytest.raises(RuntimeError, match="shape"), memory.limited(1 << 28):
         torch.ones(2).view(3)
     assert torch.ones(1 << 25).sum() == 1 << 25
+    with pytest.raises(ChildProcessError, match="ended with code 3"):
+        memory.peak_mib(partial(eval, "lambda: __import__('os')._exit(3)"), limit=1 << 30)
 
 
-def record(**changes: Any) -> str:
-    """A line of JSON as attention.py writes it."""
-    plain = {
-        **dict.fromkeys(FIELDS),
-        **{"backend": "sdpa", "pass": "forward", "dtype": "float32", "batch": 1, "heads": 8, "length": 64},
-        **{"d_k": 64, "max_distance": 16, "is_causal": False, "padding": 0.0, "dropout": 0.0, "threads": 1},
-        **{"device": "cpu", "device_name": "A Processor", "torch": "2.13.0", "commit": "abc1234"},
-        **{"seconds": 0.002, "ratio_to_sdpa": 1.0, "peak_mib": 0.5},
-    }
-    return json.dumps({**plain, **changes})
+def test_bounds_are_compared_and_known_rows_are_read(
+    bounds: ModuleType, module: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "b.jsonl"
+    arguments = [*SMALL, "--json", str(path)]
+    for _ in range(2):
+        bounds.main(arguments)
+        printed = capsys.readouterr().out.splitlines()
+        assert [line.split(" | ")[-1] for line in printed[2:6]] == ["yes |", "no |", "- |", "yes |"]
+        assert printed[-1] == "2 of 3 bounds are met"
+    records = lines(path)
+    check_format(module, records)
+    assert len(records) == 8
+    assert [x["side"] for x in records] == ["sdpa", "dense"] * 4
+    # the logits [8, 256, 256] of dense, and not its output beside them
+    assert 2 <= records[-1]["peak_mib"] < 20
+    assert "| labels | forward | dense | sdpa |" in module("table").page(records)
 
 
-def test_picture_and_page_show_the_records(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    skipped = {"seconds": None, "ratio_to_sdpa": None, "peak_mib": None, "reason": "needs more than 8 GiB"}
-    lines = [
-        record(seconds=0.001),
-        record(),
-        record(length=4096, peak_mib=2048.0),
-        record(backend="gather", seconds=0.0131, ratio_to_sdpa=6.543),
-        record(backend="gather", length=4096, **skipped),
-        record(backend="new", **{"pass": "both"}),
-        record(padding=0.5, is_causal=True, threads=2),
+@pytest.mark.parametrize("has_backward", [False, True])
+@pytest.mark.parametrize("name", ["sdpa", "dense"])
+def test_outputs_that_memory_leaves_out_are_the_results_of_a_call(
+    module: Module, name: str, has_backward: bool
+) -> None:
+    forms = module("forms")
+    setting = forms.Setting(length=6, queries=2, batch=3, is_causal=True, has_backward=has_backward)
+    num_bytes = sum(x.nbytes for x in forms.make_step(name, setting)())
+    assert module("bounds").output_mib(name, setting) == num_bytes / 2**20
+
+
+def test_every_bound_has_a_row_of_its_own(module: Module) -> None:
+    rows = module("bounds").ROWS
+    assert len({row.name for row in rows}) == len(rows)
+    assert len({(row.setting, row.form, row.against, row.is_memory) for row in rows}) == len(rows)
+
+
+def test_crossover_reports_cells_in_which_the_kernel_is_slower(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crossover, path = module("crossover"), tmp_path / "c.jsonl"
+    small = {"dropout": [module("forms").Setting(length=8, batch=2, padding=0.5, dropout=0.1)]}
+    monkeypatch.setattr(crossover, "grids", lambda: small)
+    for _ in range(2):
+        crossover.main([*SMALL, "--pass", "forward", "--slower", "0", "--json", str(path)])
+    has_kernel = cpu.UNAVAILABLE is None
+    records = lines(path)
+    check_format(module, records)
+    assert len(records) == (3 if has_kernel else 6)
+    assert capsys.readouterr().out.count(f"in {int(has_kernel)} cells") == 2
+
+
+def test_need_weights_measures_both_modules_in_every_pass(module: Module, tmp_path: Path) -> None:
+    needs, path = module("need_weights"), tmp_path / "n.jsonl"
+    needs.main([*SMALL, "--lengths", "8", "--json", str(path)])
+    check_format(module, lines(path))
+    assert [(x["pass"], x["side"]) for x in lines(path)] == [
+        (name, side) for name in needs.PASSES for side in ("torch", "relpos")
     ]
-    records, plot, page = tmp_path / "a.jsonl", tmp_path / "docs" / "a.png", tmp_path / "a.md"
-    records.write_text("\n".join(lines))
-    module("plot_attention").main([str(records), "--plot", str(plot), "--table", str(page)])
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
-    assert "![Time and memory against length](docs/a.png)" in text
-    assert "| 64 | 2 ms | 13.1 ms (6.54) |\n| 4,096 | 2 ms | - |" in text
-    assert "| 64 | 512 KiB | 512 KiB |\n| 4,096 | 2 GiB | - |" in text
-    assert "### Time, forward and backward\n\n| length | new |\n| --: | --: |\n| 64 | 2 ms (1.00) |" in text
-    assert "- gather, forward, at 4,096: needs more than 8 GiB" in text
-    assert "## A Processor, 2 threads, float32, batch 1, 8 heads of 64, k = 16, causal, 50% padding" in text
 
 
-def test_picture_has_a_line_for_each_form_in_each_panel(module: Callable[[str], ModuleType]) -> None:
-    lines = [record(backend=name, length=n) for name in ("dense", "sdpa") for n in (64, 128)]
-    lines += [record(backend="dense", length=256, **{"pass": "both"})]
-    (records,) = module("plot_attention").group(lines)
-    figure = module("plot_attention").draw(records)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "time of one call, forward",
-        "time of one call, forward and backward",
-        "peak memory beyond inputs, forward",
-        "peak memory beyond inputs, forward and backward",
-    ]
-    for column, lengths in enumerate([[[64, 128], [64, 128]], [[256]]]):
-        for axes in figure.axes[column::2]:
-            assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-            assert [list(line.get_xdata()) for line in axes.get_lines()] == lengths
-            assert list(axes.get_xticks()) == [64, 128, 256]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["scaled_dot_product_attention, no positions", "relpos: dense"]
+def test_translator_step_compares_each_variant_with_the_first(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    step, path = module("translator_step"), tmp_path / "s.jsonl"
+    monkeypatch.setattr(step, "keep_memory", lambda: None)
+    step.main([*SMALL_STEP, "--json", str(path)])
+    records = lines(path)
+    check_format(module, records)
+    assert [x["side"] for x in records] == list(step.VARIANTS)
+    assert records[0]["ratio_to"] == {"sinusoidal, sdpa": 1}
+    assert all(x["target_tokens"] == 48 for x in records)
+    assert [x["side"] for x in records if x["is_met"] is not None] == ["relative, relpos"]
+
+
+def test_variants_of_one_model_compute_the_same_by_different_attention(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, functional = module("translator_step"), torch.nn.functional
+    options = step.make_options().parse_args([*SMALL_STEP, *(f"--{x}=0" for x in ("dropout", "attention-dropout"))])
+    options.activation_dropout = 0.0
+    batch, plain, calls = step.make_batch(48, 5, 8, 60), functional.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *a, **k: (calls.append(1), plain(*a, **k))[1]
+    )
+    losses: dict[str, list[float]] = {}
+    num_calls = {}
+    for name, variant in list(step.VARIANTS.items())[:-1]:
+        model = step.make_model(variant.positions, options).model
+        calls.clear()
+        with step.attending_by(variant.attention):
+            losses.setdefault(variant.positions, []).append(model(**batch).loss.item())
+        num_calls[name] = len(calls)
+    assert all(values == pytest.approx([values[0]] * len(values), rel=1e-5) for values in losses.values())
+    # an encoder's layer attends once, a decoder's twice
+    wanted = {"sinusoidal, sdpa": 3, "relative, cross-attention by sdpa": 1, "relative, relpos": 0}
+    assert wanted.items() <= num_calls.items()
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_training_benchmark_compares_three_models_in_the_precision_it_names(
+    module: Module, monkeypatch: pytest.MonkeyPatch, precision: str, dtype: torch.dtype
+) -> None:
+    training = module("training")
+    monkeypatch.setitem(training.SIZES, "small", {"d_model": 16, "layers": 1, "heads": 2, "d_ff": 16})
+    seen: dict[str, set[torch.dtype]] = {}
+    make = training._models
+
+    def watched(*arguments: object) -> dict[str, torch.nn.Module]:
+        models = make(*arguments)
+        for kind, model in models.items():
+            linear = next(x for x in model.modules() if isinstance(x, torch.nn.Linear))
+            note = lambda _module, _inputs, out, kind=kind: seen.setdefault(kind, set()).add(out.dtype)  # noqa: E731
+            linear.register_forward_hook(note)
+        return models
+
+    monkeypatch.setattr(training, "_models", watched)
+    options = argparse.Namespace(tokens=256, vocabulary=400, longest=2, turns=1, threads=1, seconds=9.0)
+    records = training.measure("small", precision, options)
+    check_format(module, records)
+    assert [x["side"] for x in records] == ["relative", "sinusoidal", "marian"]
+    assert seen == {kind: {dtype} for kind in ("relative", "sinusoidal", "marian")}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_has_help_in_its_own_words(
+    module: Module, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        module(name).main(["--help"])
+    assert stopped.value.code == 0
+    assert module(name).__doc__.splitlines()[0] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "arguments", "message"),
     [
-        ("{}", "line 1 of the records must be one of attention.py; got '{}'"),
-        ("", "records must have at least one line; got none"),
+        ("attention", ["--lengths", "0"], "argument --lengths: must be an integer of at least 1; got '0'"),
+        ("attention", ["--dropout", "nan"], "argument --dropout: must be a number from 0 on and below 1; got 'nan'"),
+        ("attention", ["--memory-limit", "0"], "argument --memory-limit: must be above 0; got '0'"),
+        ("attention", ["--json", str(FOLDER)], "argument --json: "),
+        ("bounds", ["--rows", "absent"], "argument --rows: must be part of the name of a row; got ['absent']."),
+        ("bounds", ["--json", __file__], "line 1 of "),
+        ("plot", [str(ROOT / "benchmarks/results/bounds.jsonl"), "--out", "x.png"], "records must have one of"),
     ],
 )
-def test_picture_refuses_what_is_no_record(
-    module: Callable[[str], ModuleType],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    text: str,
-    message: str,
+def test_wrong_use_is_refused_in_one_line(
+    module: Module, capsys: pytest.CaptureFixture[str], name: str, arguments: list[str], message: str
 ) -> None:
-    records = tmp_path / "a.jsonl"
-    records.write_text(text)
-    with pytest.raises(SystemExit):
-        module("plot_attention").main([str(records), "--table", str(tmp_path / "a.md")])
+    with pytest.raises(SystemExit) as stopped:
+        module(name).main(arguments)
+    assert stopped.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_need_weights_measures_both_modules_in_every_pass(
-    module: Callable[[str], ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    needs = module("need_weights")
-    path = tmp_path / "x.jsonl"
-    needs.main(["--lengths", "8", "--threads", "1", "--turns", "2", "--json", str(path)])
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [record["pass"] for record in records] == list(needs.PASSES)
-    assert all(min(record["seconds"].values()) > 0 and record["ratio"] > 0 for record in records)
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(needs.PASSES)
+def test_old_results_are_read_and_give_the_page_of_the_documents(module: Module, tmp_path: Path) -> None:
+    table, results = module("table"), FOLDER / "results"
+    names = ("attention", "bounds", "busy_machine", "crossover", "need_weights", "training", "translator_step")
+    page = table.page(table.load([results / f"{name}.jsonl" for name in names]))
+    for name in names[2:]:
+        assert f"## {name}\n" in page
+    numbers = re.compile(r"^\| (?:[\d,]+|n \d.*) \|.*", re.MULTILINE)
+    documented = numbers.findall((ROOT / "docs" / "attention.md").read_text())
+    assert len(documented) > 30
+    assert set(documented) <= set(page.splitlines())
+    module("plot").main([str(results / "attention.jsonl"), "--out", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
