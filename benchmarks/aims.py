@@ -1,9 +1,4 @@
-"""The aims of the backend `triton` on a GPU, and whether a run of gpu_check.sh meets them.
-
-An aim is met if every cell that it names was measured and holds, and the conformance suite passed; it is
-missed if one cell does not hold. If all hold and the suite did not pass or finish, the aim is "measured", and
-the table says so.
-"""
+"""The aims of the backend `triton` on a GPU, and whether a run of gpu_check.sh meets them."""
 
 from typing import NamedTuple
 
@@ -19,11 +14,10 @@ LONG = tuple(sorted(length for length in LENGTHS if length >= 2048))
 
 
 class Aim(NamedTuple):
-    """The highest value of a ratio, or of memory, for some passes and lengths.
+    """The highest ratio to a form, or for memory the highest over the lowest of a pass.
 
     Args:
-        field: the side of a ratio, or "peak_mib".
-        is_spread: the bound is for the largest value over the smallest of a pass.
+        field: the form, or "peak_mib".
     """
 
     name: str
@@ -31,7 +25,6 @@ class Aim(NamedTuple):
     bound: float
     passes: tuple[str, ...]
     lengths: tuple[int, ...]
-    is_spread: bool = False
 
 
 AIMS = (
@@ -39,29 +32,24 @@ AIMS = (
     Aim("both, at most 1.25 times flash from n 2,048 on", "sdpa_flash", 1.25, ("both",), LONG),
     Aim("at most an eighth of gather's time at n 4,096", "gather", 1 / 8, PASSES, (4096,)),
     # the tokens in a batch are constant, and so is memory that is linear in them
-    Aim("memory the same from n 2,048 to 16,384, within a quarter", "peak_mib", 1.25, PASSES, LONG, True),
+    Aim("memory the same from n 2,048 to 16,384, within a quarter", "peak_mib", 1.25, PASSES, LONG),
 )
 
 
-class Verdict(NamedTuple):
-    """Whether an aim is met, and the numbers."""
+def verdicts(records: list[Record]) -> list[tuple[str, str, str, str]]:
+    """(aim, mask, verdict, why) of each aim, without and with a causal mask.
 
-    aim: Aim
-    is_causal: bool
-    word: str  # met, missed, not measured; or measured, and the state of the suite
-    why: str
-
-
-def verdicts(records: list[Record]) -> list[Verdict]:
-    """Each aim, without and with a causal mask."""
-    measured = [x for x in records if x["what"] == "attention"]
-    aimed = [x for x in measured if AIMED.items() <= x.items()]
-    doubt, suite = _doubt(measured), suite_doubt(records)
-    return [
-        Verdict(aim, is_causal, *_judge(aim, [x for x in aimed if x["is_causal"] == is_causal], doubt, suite))
-        for aim in AIMS
-        for is_causal in (False, True)
-    ]
+    An aim is met if all its cells were measured and hold and the conformance suite passed, and missed if one
+    cell does not hold.
+    """
+    aimed = [x for x in records if x["what"] == "attention" and AIMED.items() <= x.items()]
+    rows = []
+    for aim in AIMS:
+        for is_causal in (False, True):
+            cells = [x for x in aimed if x["is_causal"] == is_causal and x["length"] in aim.lengths]
+            verdict, why = _judge(aim, [x for x in cells if x["pass"] in aim.passes], records)
+            rows.append((aim.name, "causal" if is_causal else "two-sided", verdict, why))
+    return rows
 
 
 def counts(suite: Record) -> str:
@@ -73,58 +61,26 @@ def counts(suite: Record) -> str:
     return "; ".join(words) or "no case ran"
 
 
-def suite_doubt(records: list[Record]) -> str | None:
-    """The state of the suite if no aim can be met, with its counts; None if it passed."""
-    suites = [x for x in records if x["what"] == "conformance"]
-    if any(x["is_passed"] for x in suites):
-        return None
-    if not suites or not suites[-1]["counts"]:
-        return "conformance not run; no case ran"
-    has_failed = any(x["failed"] for x in suites[-1]["counts"].values())
-    word = "passed" if has_failed or suites[-1]["is_finished"] else "finished"
-    return f"conformance not {word}; {counts(suites[-1])}"
-
-
-def _doubt(measured: list[Record]) -> str | None:
-    """Why nothing in this run is a measurement for an aim; None if it is."""
-    if not measured:
-        return "nothing was measured"
-    x = measured[0]
-    if x["rehearsal"]:
-        return "a rehearsal measures nothing"
-    if x["capability"] != CAPABILITY:
-        return f"{x['device_name']} has capability {x['capability']}, and the aims are for {CAPABILITY}"
-    return None
-
-
-def _judge(aim: Aim, aimed: list[Record], doubt: str | None, suite: str | None) -> tuple[str, str]:
-    num_cells = len(aim.passes) * len(aim.lengths)
-    found = {
-        (x["pass"], x["length"]): _value(aim, x)
-        for x in aimed
-        if x["pass"] in aim.passes and x["length"] in aim.lengths and _value(aim, x) is not None
-    }
-    if doubt is not None or not found:
-        return "not measured", doubt or f"0 of {num_cells} cells"
-    worst = _worst(aim, found)
+def _judge(aim: Aim, cells: list[Record], records: list[Record]) -> tuple[str, str]:
+    if any(x.get("rehearsal") for x in records):
+        return "not measured", "a rehearsal measures nothing"
+    if cells and cells[0]["capability"] != CAPABILITY:
+        device = f"{cells[0]['device_name']} has capability {cells[0]['capability']}"
+        return "not measured", f"{device}, and the aims are for {CAPABILITY}"
+    found: dict[str, list[float]] = {}
+    for x in cells:
+        value = x["peak_mib"] if aim.field == "peak_mib" else x["ratio_to"].get(aim.field)
+        if value is not None:
+            found.setdefault(x["pass"], []).append(value)
+    num_cells, num_found = len(aim.passes) * len(aim.lengths), sum(map(len, found.values()))
+    if not found:
+        return "not measured", f"0 of {num_cells} cells"
+    is_spread = aim.field == "peak_mib"
+    worst = max(max(x) / max(min(x), 1e-9) if is_spread else max(x) for x in found.values())
     if worst > aim.bound:
         return "missed", f"{worst:.3f}, above {aim.bound:g}"
-    if len(found) < num_cells:
-        return "not measured", f"{len(found)} of {num_cells} cells, the highest {worst:.3f}"
-    why = f"{worst:.3f}, not above {aim.bound:g}"
-    if suite is None:
-        return "met", why
-    state, _, numbers = suite.partition("; ")
-    return f"measured, {state}", f"{why}; {numbers}"
-
-
-def _value(aim: Aim, record: Record) -> float | None:
-    return record["peak_mib"] if aim.field == "peak_mib" else record["ratio_to"].get(aim.field)
-
-
-def _worst(aim: Aim, found: dict[tuple[str, int], float]) -> float:
-    """The highest number of all cells, or of one pass over the lowest of that pass."""
-    if not aim.is_spread:
-        return max(found.values())
-    passes = [[x for (of, _), x in found.items() if of == name] for name in aim.passes]
-    return max(max(x) / max(min(x), 1e-9) for x in passes if x)
+    if num_found < num_cells:
+        return "not measured", f"{num_found} of {num_cells} cells, the highest {worst:.3f}"
+    if not any(x["what"] == "conformance" and x["is_passed"] for x in records):
+        return "measured, conformance not passed", f"{worst:.3f}, not above {aim.bound:g}"
+    return "met", f"{worst:.3f}, not above {aim.bound:g}"

@@ -17,7 +17,7 @@ kernel there: the cases of lower precision test it.
                      and build/gpu-rehearsal for a rehearsal
   --budget SECONDS   of measuring, after which no cell begins; default: 240
   --suite SECONDS    after which the conformance suite is stopped; default: 150
-  --processes NUMBER that share the cases of the suite; default: the number of cores, 8 at most
+  --processes NUMBER that share the cases of the suite, most of whose time is compiling kernels; default: 8
   --rehearse         run everything in small on the CPU; it measures nothing, and its records say so
   --help             this text
 
@@ -31,7 +31,8 @@ wrong_use() {
   exit 2
 }
 
-out= budget=240 suite=150 processes=() rehearse=() cells=gpu
+out= budget=240 suite=150 processes=8 rehearse=() cells=gpu device=cuda
+select="triton or merged"
 while (($#)); do
   case "$1" in
     --rehearse) rehearse=(--rehearse) cells=rehearsal ;;
@@ -43,7 +44,7 @@ while (($#)); do
         --out) out=$2 ;;
         --budget) budget=$((10#$2)) ;;
         --suite) suite=$((10#$2)) ;;
-        --processes) processes=("$1" "$2") ;;
+        --processes) processes=$((10#$2)) ;;
       esac
       shift
       ;;
@@ -59,6 +60,7 @@ export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
 if ((${#rehearse[@]})); then
   # triton's kernels on a CPU, and no threads that wait for each other
   export TRITON_INTERPRET=1 OMP_NUM_THREADS=1
+  device=cpu select="(triton or merged) and equals_the_reference and about"
   out=${out:-$root/build/gpu-rehearsal}
 else
   unset TRITON_INTERPRET
@@ -71,11 +73,19 @@ name=$("$python" "$benchmarks/machine.py" "${rehearse[@]+"${rehearse[@]}"}")
 mkdir -p "$out"
 records=$out/$name
 shared=(--json "$records" --run "$(date -u +%Y-%m-%dT%H:%M:%SZ)")
+report=$(mktemp)
+trap 'rm -f "$report"' EXIT
 status=0
 
 echo "== conformance, $suite s at most"
-"$python" "$benchmarks/gpu_conformance.py" --seconds "$suite" "${processes[@]+"${processes[@]}"}" \
-  "${shared[@]}" "${rehearse[@]+"${rehearse[@]}"}" || status=1
+# the suite's own settings need plugins that a machine with a GPU may lack
+"$python" -c "import xdist" 2>/dev/null && parallel=(-n "$processes") || parallel=()
+code=0
+(cd "$root" && PYTEST_ADDOPTS='' RELPOS_TEST_DEVICE=$device timeout --signal=INT --kill-after=20 "$suite" \
+  "$python" -m pytest tests/conformance -k "$select" -o addopts= -W ignore::pytest.PytestConfigWarning \
+  -p no:cacheprovider -q -rfE --tb=short --junit-xml "$report" "${parallel[@]+"${parallel[@]}"}") || code=$?
+"$python" "$benchmarks/gpu_conformance.py" "$report" --status "$code" "${shared[@]}" \
+  "${rehearse[@]+"${rehearse[@]}"}" || status=1
 
 echo "== measurements, $budget s"
 end=$(($(date +%s) + budget))

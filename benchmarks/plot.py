@@ -21,7 +21,6 @@ from relpos.inspection._drawing import COLOURS, INK, MARKERS, PALE, new_figure, 
 from table import (
     FORM_NAMES,
     REHEARSAL,
-    SECONDS,
     TITLES,
     forms_in,
     group,
@@ -73,7 +72,7 @@ def draw(settings: list[list[Record]]) -> Figure:
     grid = figure.subplots(len(rows), len(passes), sharex=True, sharey="row", squeeze=False)
     for panels, (field, records) in zip(grid, rows, strict=True):
         for axes, name in zip(panels, passes, strict=True):
-            _draw_lines(axes, [x for x in records if x["pass"] == name], field)
+            _draw_lines(axes, [x for x in records if x["pass"] == name], field, forms_in(first))
             causal = ", causal" if records[0]["is_causal"] else ""
             axes.set_title(f"{NAMES[field]}, {TITLES[name]}{causal}", fontsize=9, color=INK, loc="left")
             if field == "ratio":
@@ -89,13 +88,12 @@ def draw(settings: list[list[Record]]) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Axes, records: list[Record], field: str) -> None:
+def _draw_lines(axes: Axes, records: list[Record], field: str, forms: list[str]) -> None:
     """A line for each form; ratios that leave the picture are given in words."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     beyond = []
-    for name in forms_in(records):
-        index = list(FORM_NAMES).index(name) if name in FORM_NAMES else len(FORM_NAMES)
+    for index, name in enumerate(forms):
         points = sorted((x["length"], _value(x, field)) for x in records if x["side"] == name)
         points = [(length, value) for length, value in points if value]
         if not points:
@@ -105,8 +103,8 @@ def _draw_lines(axes: Axes, records: list[Record], field: str) -> None:
         axes.plot(
             *zip(*points, strict=True),
             label=label,
-            # black for the form that the others are compared with
-            color="black" if name == "sdpa" else COLOURS[index % len(COLOURS)],
+            # black, the last colour, for the form that the others are compared with
+            color=COLOURS[(index - 1) % len(COLOURS)],
             linestyle="-" if is_ours else "--",
             linewidth=2 if is_ours else 1.5,
             marker=MARKERS[index % len(MARKERS)],
@@ -174,7 +172,7 @@ def _apart(lengths: list[int]) -> list[str]:
 
 def _tick(value: float, field: str) -> str:
     # powers of ten have many digits in units that are powers of two
-    words = {"seconds": with_unit(value, SECONDS), "peak_mib": f"{value:,g} MiB"}
+    words = {"seconds": with_unit(value), "peak_mib": f"{value:,g} MiB"}
     return words.get(field, f"{value:g}")
 
 

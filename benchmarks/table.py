@@ -27,6 +27,8 @@ FORM_NAMES = {
     "einsum": "einsum, [n, n, d] (Hugging Face)",
     **{name: f"relpos: {name}" for name in ("dense", "merged", "cpu", "triton")},
 }
+SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+MEBIBYTES = ((1024, "GiB"), (1, "MiB"), (1 / 1024, "KiB"))
 # the form that all others are compared with
 BASELINES = ("sdpa", "sdpa_flash")
 # equal in all records of a section
@@ -42,9 +44,9 @@ vector for each pair of query and key.
     python benchmarks/attention.py --threads 2 --json benchmarks/results/attention.jsonl"""
 ON_GPU = """\
 One call. "device" is the device's time with cold caches, the median over turns that all forms took in one
-process; in brackets the ratio to torch's flash kernel, which has no positions. "until it is there" is the time
-of a program that waits for the result of one call, launches included. FlexAttention holds the keys' table only,
-so it does less than the forms beside it. TFLOP/s count the operations of plain attention for every form. Memory
+process; in brackets the ratio to torch's flash kernel, which has no positions. "until it is there" is the
+time of a program that waits for the result of one call, launches included. FlexAttention has the keys' table
+only, so it does less than the others. TFLOP/s count the operations of plain attention for every form. Memory
 is the most that a call held beyond its inputs, outputs and gradients included.
 
     benchmarks/gpu_check.sh"""
@@ -60,9 +62,7 @@ each. Memory is the most that a call held beyond its inputs and outputs, gradien
 
 A run that ended early goes on where it stopped. `benchmarks/crossover.py` measures all backends over a grid,
 and `benchmarks/translator_step.py` a training step."""
-FLOAT64 = """\
-In float64 `merged` has no fused kernel on CUDA, and skips those cases: the cases of lower precision test it."""
-MOST_CELLS = 4
+FLOAT64 = "On CUDA `merged` has no fused kernel in float64, and skips those cases."
 
 
 def line(cells: Iterable[str]) -> str:
@@ -120,7 +120,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, help="show this picture in the page", metavar="FILE.png")
     options = parser.parse_args(arguments)
     try:
-        text = page(load(options.records), _link(options.picture, options.out))
+        folder = options.out.parent if options.out else Path()
+        picture = options.picture and Path(os.path.relpath(options.picture, folder)).as_posix()
+        text = page(load(options.records), picture)
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(text)
@@ -221,41 +223,32 @@ def baseline(records: Iterable[Record]) -> str:
     return next((name for name in BASELINES if name in sides), BASELINES[0])
 
 
-def with_unit(value: float, units: tuple[tuple[float, str], ...]) -> str:
+def with_unit(value: float, units: tuple[tuple[float, str], ...] = SECONDS) -> str:
     """A number in the unit in which it is short, to three digits."""
     scale, unit = next((pair for pair in units if value >= pair[0]), units[-1])
     number = value / scale
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
-SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
-MEBIBYTES = ((1024, "GiB"), (1, "MiB"), (1 / 1024, "KiB"))
-
-
 def _section(records: list[Record]) -> list[str]:
     parts, base = [], baseline(records)
-    is_device = records[0]["device"] == "cuda" or records[0]["rehearsal"]
 
     def time(x: Record) -> str:
-        ratio = x["ratio_to"].get(base)
-        return with_unit(x["seconds"], SECONDS) + (
-            "" if ratio is None or x["side"] == base else f" ({ratio:.2f})"
-        )
+        to = "" if x["side"] == base or base not in x["ratio_to"] else f" ({x['ratio_to'][base]:.2f})"
+        return with_unit(x["seconds"]) + to
 
+    def memory(x: Record) -> str:
+        return "-" if x["peak_mib"] is None else with_unit(x["peak_mib"], MEBIBYTES)
+
+    tables: list[tuple[str, Callable[[Record], str]]] = [("Time", time)]
+    if base == "sdpa_flash":
+        tables = [("Time, device", time), ("Time, until it is there", lambda x: with_unit(x["wall_seconds"]))]
+        tables.append(("TFLOP/s", lambda x: f"{num_flop(x) / x['seconds'] / 1e12:.3g}"))
+    if any(x["peak_mib"] is not None for x in records):
+        tables.append(("Peak memory", memory))
     for name, title in TITLES.items():
         chosen = [x for x in records if x["pass"] == name]
-        if not chosen:
-            continue
-        tables: list[tuple[str, Callable[[Record], str]]] = [("Time", time)]
-        if is_device:
-            tables = [
-                ("Time, device", time),
-                ("Time, until it is there", lambda x: with_unit(x["wall_seconds"], SECONDS)),
-                ("TFLOP/s", lambda x: f"{num_flop(x) / x['seconds'] / 1e12:.3g}"),
-            ]
-        if any(x["peak_mib"] is not None for x in chosen):
-            tables.append(("Peak memory", _memory))
-        for heading, cell in tables:
+        for heading, cell in tables if chosen else ():
             parts += [f"### {heading}, {title}", _by_length(chosen, cell)]
     return [*parts, *_not_run(records), measured_with(records)]
 
@@ -279,10 +272,6 @@ def _by_length(records: list[Record], cell: Callable[[Record], str]) -> str:
     return "\n".join(map(line, lines))
 
 
-def _memory(record: Record) -> str:
-    return "-" if record["peak_mib"] is None else with_unit(record["peak_mib"], MEBIBYTES)
-
-
 def _not_run(records: list[Record]) -> list[str]:
     """Why cells are empty: each reason once, with the lengths."""
     skipped: dict[tuple[str, str, str], list[str]] = {}
@@ -297,15 +286,11 @@ def _not_run(records: list[Record]) -> list[str]:
 
 
 def _aims(records: list[Record]) -> list[str]:
-    rows = [[x.aim.name, "causal" if x.is_causal else "two-sided", x.word, x.why] for x in verdicts(records)]
-    suites = [x for x in records if x["what"] == "conformance"]
+    table = "\n".join(map(line, [("aim", "mask", "verdict", "why"), ["---"] * 4, *verdicts(records)]))
     said = "NOT PASSED, it did not run."
-    if suites:
-        verdict = "passed" if suites[-1]["is_passed"] else f"NOT PASSED, {suites[-1]['reason']}"
-        said = f"{verdict}; {counts(suites[-1])}."
-    is_rehearsal = any(x.get("rehearsal") for x in records)
-    table = "\n".join(map(line, [("aim", "mask", "verdict", "why"), ["---"] * 4, *rows]))
-    return ["## Aims", table, f"Conformance: {said}", *([] if is_rehearsal else [FLOAT64])]
+    for suite in (x for x in records if x["what"] == "conformance"):
+        said = f"{'passed' if suite['is_passed'] else 'NOT PASSED, ' + suite['reason']}; {counts(suite)}."
+    return ["## Aims", table, f"Conformance: {said} {FLOAT64}"]
 
 
 def _bounds(records: list[Record]) -> list[str]:
@@ -330,12 +315,6 @@ def _others(records: list[Record]) -> list[str]:
         table = "\n".join([*head(["side", *names]), *rows])
         parts += [f"## {what}", table, measured_with(chosen)]
     return parts
-
-
-def _link(picture: Path | None, out: Path | None) -> str | None:
-    if picture is None:
-        return None
-    return Path(os.path.relpath(picture, out.parent if out else Path())).as_posix()
 
 
 def _counted(number: int, noun: str) -> str:
