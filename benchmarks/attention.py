@@ -4,119 +4,84 @@
     python benchmarks/attention.py --cells gpu --budget 240 --json FILE
 
 All forms take turns in one process, in a random order. Time is that of one call, the median over the turns,
-and ratios are medians of the ratios within a turn. Memory is the most that a call held at one time: inputs and
-masks excluded, outputs and gradients included. A pass is "forward", or "both": forward, then the gradients of
-query, key, value and both tables.
+and ratios are medians of the ratios within a turn. Memory is the most that a call held at one time: inputs
+and masks excluded, outputs and gradients included. A pass is "forward", or "both": forward, then the gradients
+of query, key, value and both tables.
 
-With --cells the forms and settings are those of cells.py: on a GPU, or small ones on the CPU for a rehearsal,
-which measures nothing. Each form is compared with the reference before it is timed. The most important cells
-come first, and those that the budget does not reach are named. The same --run goes on where it ended.
+With --cells the settings are those of cells.py: on a GPU, or small ones on the CPU for a rehearsal, which
+measures nothing. Each form is compared with the reference before it is timed. No cell begins after --budget.
+The same --run goes on where it ended.
 
-Exit status: 0; 1 if a backend of relpos failed; 2 for wrong use, or without a GPU; 3 if a form broke the device
+Exit status: 0; 1 if a backend of relpos failed; 2 for wrong use, or without a GPU; 3 if a form broke the GPU
 for this process, and the same --run should be started again.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
 import torch
 
-from cells import Budget, cells, label
-from forms import DTYPES, FORMS, ON_CPU, ON_GPU, PASSES, Setting
-from harness import DeviceLost, Plan, compare, start_record
+from cells import cells
+from forms import DTYPES, FORMS, ON_CPU, PASSES, Setting
+from harness import Clock, Plan, compare, say, start_record
 from machine import require_gpu
-from records import Record, append, at_least_zero, count, make_parser, number, parse, read_or_end, share
+from records import append, at_least_zero, count, make_parser, number, parse, read_or_end, share
 from relpos.backends import BACKENDS
 from table import head, show
 
-COLUMNS = ("side", "pass", "length")
+COLUMNS = ("side", "pass", "is_causal", "d_k", "max_distance", "length")
 OURS = {backend.name for backend in BACKENDS}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print a table, and return the exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.cells:
-        # a GPU's forms need few turns and much memory; what is given explicitly stays
-        parser.set_defaults(turns=2 if options.cells == "rehearsal" else 20, seconds=3.0, memory_limit=64.0)
+    is_rehearsal = parser.parse_args(arguments).cells == "rehearsal"
+    if parser.parse_args(arguments).cells:
+        # a GPU's forms need few turns and much memory
+        parser.set_defaults(turns=2 if is_rehearsal else 20, seconds=3.0, memory_limit=64.0)
     options = parse(parser, arguments)
     if options.cells:
-        require_gpu(options.cells == "rehearsal")
+        require_gpu(is_rehearsal)
     elif options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch sees no CUDA device here; use --device cpu")
-    print(*head((*COLUMNS, "d_k", "max_distance") if options.cells else COLUMNS), sep="\n", flush=True)
+    plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads)
+    plan = plan._replace(is_checked=bool(options.cells), has_memory=options.memory and not is_rehearsal)
+    against = ("sdpa_flash", "gather") if options.cells else ("sdpa",)
     records = [x for x in read_or_end(parser, options.json) if x.get("run") == options.run]
-    try:
-        records += _measure_cells(records, options) if options.cells else _measure(options)
-    except DeviceLost as lost:
-        _write(lost.records, options)
-        print(f"error: {lost}. Start the same --run again.", file=sys.stderr)
-        return 3
+    print(*head(COLUMNS), sep="\n", flush=True)
+    end = time.monotonic() + (options.budget if options.cells else float("inf"))
+    for setting, names in cells(is_rehearsal) if options.cells else _settings(options):
+        done = {x["side"] for x in records if asdict(setting).items() <= x.items()}
+        names = [name for name in names if name not in done]
+        start = start_record(
+            "attention", setting, options.threads, is_rehearsal=is_rehearsal, run=options.run
+        )
+        if names and time.monotonic() >= end:
+            say(start, "left out, because the budget is spent")
+            continue
+        found = compare(names, setting, plan, start, against=against) if names else []
+        for record in found:
+            append(options.json, record)
+            print(show(record, COLUMNS), flush=True)
+        records += found
+        if any(x["is_failure"] for x in found) and Clock(setting.device).is_lost():
+            print("error: a form broke the GPU. Start the same --run again.", file=sys.stderr)
+            return 3
     return int(any(x.get("is_failure") and x["side"] in OURS for x in records))
 
 
-def _measure(options: argparse.Namespace) -> list[Record]:
-    names = list(dict.fromkeys(["sdpa", *options.backends]))
-    plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads)
-    records = []
+def _settings(options: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
+    """The settings that the options name, and their forms."""
+    given = {x: getattr(options, x) for x in asdict(Setting(1)) if hasattr(options, x)}
     for length in options.lengths:
         for name in dict.fromkeys(options.passes):
-            setting = Setting(
-                length,
-                options.batch,
-                options.heads,
-                options.d_k,
-                options.max_distance,
-                options.dtype,
-                options.device,
-                is_causal=options.causal,
-                padding=options.padding,
-                dropout=options.dropout,
-                has_backward=name == "both",
-            )
-            start = start_record("attention", setting, options.threads, run=options.run)
-            records += compare(names, setting, plan._replace(has_memory=options.memory), start)
-            _write(records[-len(names) :], options)
-    return records
-
-
-def _measure_cells(done: list[Record], options: argparse.Namespace) -> list[Record]:
-    is_rehearsal = options.cells == "rehearsal"
-    plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads, is_checked=True)
-    plan = plan._replace(has_memory=not is_rehearsal)
-    budget, records, left_out = Budget(options.budget), [], []
-    for setting in cells(is_rehearsal):
-        known = {x["side"] for x in done if asdict(setting).items() <= x.items()}
-        names = [name for name in ON_GPU if name not in known]
-        if names and budget.is_spent():
-            left_out.append(label(setting))
-        elif names:
-            start = start_record(
-                "attention", setting, options.threads, is_rehearsal=is_rehearsal, run=options.run
-            )
-            against, refused = ("sdpa_flash", "gather"), budget.refused()
-            found = compare(names, setting, plan, start, against=against, refused=refused)
-            for record in found:
-                if record["side"] in budget.compiling:
-                    budget.compiling[record["side"]] += record["prepare_seconds"] or 0
-            _write(found, options)
-            records += found
-    if left_out:
-        rest = {"what": "left out", "run": options.run, "rehearsal": is_rehearsal}
-        append(options.json, {**rest, "budget": options.budget, "cells": left_out})
-        print(f"The budget of {options.budget:g} s was spent before {len(left_out)} cells:")
-        print(*left_out, sep="\n")
-    return records
-
-
-def _write(records: list[Record], options: argparse.Namespace) -> None:
-    for record in records:
-        append(options.json, record)
-        print(show(record, (*COLUMNS, "d_k", "max_distance") if options.cells else COLUMNS), flush=True)
+            setting = Setting(length=length, has_backward=name == "both", **given)
+            yield setting, list(dict.fromkeys(["sdpa", *options.backends]))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-distance", type=partial(number, int, 0, float("inf")), default=16, help="k")
     add("--dtype", choices=DTYPES, default="float32")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--causal", action="store_true", help="no query attends to a later key")
+    add("--causal", action="store_true", dest="is_causal", help="no query attends to a later key")
     add("--padding", type=share, default=0.0, help="share of each sequence that is padding, 0 to 1")
     add("--dropout", type=share, default=0.0, help="probability of dropping a weight, 0 to 1")
     add("--no-memory", action="store_false", dest="memory", help="measure time only")

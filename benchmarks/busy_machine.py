@@ -35,6 +35,7 @@ SETTINGS = {
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
+ME = [sys.executable, __file__]
 SEQUENCES, LENGTH, WIDTH = 16, 32, 128
 COLUMNS = ("side", "busy_processes", "steps_per_second")
 
@@ -56,10 +57,13 @@ def main(arguments: list[str] | None = None) -> None:
     writable(parser, options.json)
     print(*head(COLUMNS), sep="\n", flush=True)
     with ExitStack() as stack:
-        workers = {name: stack.enter_context(_worker(added)) for name, added in SETTINGS.items()}
+        workers = {
+            name: stack.enter_context(_started([*ME, "--worker"], BARE | added))
+            for name, added in SETTINGS.items()
+        }
         taken = {0: take_turns(workers, options.turns, options.seconds)}
         for _ in range(options.busy):
-            stack.enter_context(_started([sys.executable, "-c", "while True: pass"]))
+            stack.enter_context(_started([sys.executable, "-c", "while True: pass"], BARE))
         taken[options.busy] = take_turns(workers, options.turns, 2 * options.seconds)
     for busy, found in taken.items():
         for name, added in SETTINGS.items():
@@ -78,12 +82,8 @@ def take_turns(workers: dict[str, subprocess.Popen[str]], turns: int, seconds: f
     taken = {name: Taken() for name in workers}
     for turn in range(turns):
         for name in random.Random(turn).sample(sorted(workers), len(workers)):
-            worker = workers[name]
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            worker.stdin.write(f"{seconds}\n")
-            worker.stdin.flush()
-            taken[name].device.append(float(worker.stdout.readline()))
+            print(seconds, file=workers[name].stdin, flush=True)
+            taken[name].device.append(float(workers[name].stdout.readline()))
             taken[name].wall.append(taken[name].device[-1])
     return taken
 
@@ -105,26 +105,22 @@ def make_step() -> Any:
     torch.manual_seed(0)
     layer = RelativeTransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, batch_first=True, max_distance=16)
     encoder = RelativeTransformerEncoder(layer, num_layers=2)
-    optimizer = torch.optim.Adam(encoder.parameters())
+    optimiser = torch.optim.Adam(encoder.parameters())
     x = torch.randn(SEQUENCES, LENGTH, WIDTH)
 
     def step() -> None:
         encoder(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimiser.step()
+        optimiser.zero_grad()
 
     return step
 
 
-def _worker(added: dict[str, str]) -> Any:
-    return _started([sys.executable, __file__, "--worker"], env=BARE | added)
-
-
 @contextmanager
-def _started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def _started(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process that ends with the block."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
-    with process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         try:
             yield process
         finally:

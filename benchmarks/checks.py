@@ -1,41 +1,18 @@
 """Checks of a form against the reference, before it is timed."""
 
-from dataclasses import replace
-from functools import cache
-
 from torch import Tensor
 from torch.autograd import grad
 
-from forms import Setting, Tensors, given, make_tensors, prepare
+from forms import Setting, Tensors, given
 from relpos import relative_attention
 
 NAMES = ("out", "grad of query", "grad of key", "grad of value", "grad of rel_k", "grad of rel_v")
-# highest norm of the error over the norm of the truth; a missing or wrongly signed term errs by a tenth or more
+# highest norm of the error over the norm of the truth; a missing or wrong term errs by a tenth or more
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.02}
 SAMPLED_QUERIES = 8
 
 
-def check_small(name: str, setting: Setting) -> None:
-    """Compare everything that the form returns on few tokens, which have near and far pairs.
-
-    FlexAttention is not compiled here; `check_sample` sees the compiled one. The gather form runs in float32,
-    because it may sum the gradients of its tables in bfloat16.
-
-    Raises:
-        ValueError: a result is wrong.
-    """
-    small = replace(setting, length=2 * setting.max_distance + 48, batch=1, heads=2)
-    _check_once(name, replace(small, dtype="float32") if name == "gather" else small)
-
-
-@cache
-def _check_once(name: str, setting: Setting) -> None:
-    tensors = make_tensors(setting)
-    found = prepare(name, setting, tensors, is_compiled=False)()
-    _compare(name, setting, found, _truth(name, setting, tensors))
-
-
-def check_sample(name: str, setting: Setting, tensors: Tensors, found: tuple[Tensor, ...]) -> None:
+def check(name: str, setting: Setting, tensors: Tensors, found: tuple[Tensor, ...]) -> None:
     """Compare results at full size, for a few queries of two heads.
 
     The output and the gradient of a query depend on no other query; the other gradients are sums over all

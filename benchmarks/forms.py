@@ -127,18 +127,13 @@ def why_not(name: str, setting: Setting, tensors: Tensors) -> list[str]:
     return explain_backends(*tensors[:5], relations=_labels(setting, tensors), **keywords)[name]
 
 
-def prepare(name: str, setting: Setting, tensors: Tensors, *, is_compiled: bool = True) -> Step:
+def prepare(name: str, setting: Setting, tensors: Tensors) -> Step:
     """A function without arguments that runs one pass. Masks are made here, once.
 
-    Args:
-        is_compiled: compile FlexAttention, on CUDA only.
     Returns:
         A function that returns (out,), or out and the gradients of the tensors that the form takes.
     """
-    if name == "flex":
-        attend = _flex(setting, tensors, is_compiled and setting.device == "cuda")
-    else:
-        attend = FORMS[name](setting, tensors)
+    attend = FORMS[name](setting, tensors)
     if not setting.has_backward:
         return lambda: (attend(),)
     wanted = given(name, tensors)
@@ -204,8 +199,8 @@ def score_mod(logits: Tensor, max_distance: int) -> Callable[..., Tensor]:
     return add
 
 
-def _flex(setting: Setting, tensors: Tensors, is_compiled: bool) -> Attend:
-    """FlexAttention with rel_k. The label logits, and their gradients, are part of the call."""
+def _flex(setting: Setting, tensors: Tensors) -> Attend:
+    """FlexAttention with rel_k, compiled on CUDA. The label logits, and their gradients, are part of the call."""
     mask = None
     if setting.is_causal:
         shape = (setting.length, setting.length)
@@ -215,17 +210,13 @@ def _flex(setting: Setting, tensors: Tensors, is_compiled: bool) -> Attend:
         change = score_mod(logits, setting.max_distance)
         return flex_attention(query, key, value, score_mod=change, block_mask=mask)
 
-    def plain(*tensors: Tensor) -> Tensor:
-        with warnings.catch_warnings():
-            # it is checked here and not timed, so it may be slow
-            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-            return attend(*tensors)
-
-    run: Callable[..., Tensor] = plain
-    if is_compiled:
+    run: Callable[..., Tensor] = attend
+    if setting.device == "cuda":
         # graphs of earlier shapes would count against torch.compile's limit
         torch.compiler.reset()
         run = torch.compile(attend, dynamic=False, fullgraph=True)
+    else:
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     query, key, value, rel_k = tensors[:4]
     return lambda: run(query, key, value, label_logits(query, rel_k))
 
@@ -236,20 +227,14 @@ def _gather(setting: Setting, tensors: Tensors) -> Attend:
     Source: the form of tensor2tensor and OpenNMT.
     """
 
-    def for_each_query(x: Tensor, vectors: Tensor) -> Tensor:
+    def times(x: Tensor, vectors: Tensor) -> Tensor:
         batch, heads, length, width = x.shape
         by_query = x.permute(2, 0, 1, 3).reshape(length, batch * heads, width)
         product = torch.bmm(by_query, vectors)  # [query, batch * heads, key or d_k]
         return product.view(length, batch, heads, -1).permute(1, 2, 0, 3)
 
-    return partial(
-        _with_vectors,
-        setting,
-        tensors,
-        _bias(setting, tensors),
-        times_keys=lambda query, a_k: for_each_query(query, a_k.mT),
-        times_values=for_each_query,
-    )
+    bias = _bias(setting, tensors)
+    return partial(_with_vectors, setting, tensors, bias, lambda query, a_k: times(query, a_k.mT), times)
 
 
 def _einsum(setting: Setting, tensors: Tensors) -> Attend:
@@ -257,21 +242,14 @@ def _einsum(setting: Setting, tensors: Tensors) -> Attend:
 
     Source: the form of Hugging Face transformers for keys ("relative_key"), and the same for values.
     """
-    return partial(
-        _with_vectors,
-        setting,
-        tensors,
-        _bias(setting, tensors),
-        times_keys=partial(torch.einsum, "bhld,lrd->bhlr"),
-        times_values=partial(torch.einsum, "bhlr,lrd->bhld"),
-    )
+    times_keys, times_values = (partial(torch.einsum, x) for x in ("bhld,lrd->bhlr", "bhlr,lrd->bhld"))
+    return partial(_with_vectors, setting, tensors, _bias(setting, tensors), times_keys, times_values)
 
 
 def _with_vectors(
     setting: Setting,
     tensors: Tensors,
     bias: Tensor | None,
-    *,
     times_keys: Callable[[Tensor, Tensor], Tensor],
     times_values: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
@@ -348,10 +326,9 @@ def _bias(setting: Setting, tensors: Tensors) -> Tensor | None:
 OTHERS: dict[str, Callable[[Setting, Tensors], Attend]] = {
     "sdpa": _sdpa,
     **{name: partial(_pinned, name) for name in KERNELS},
-    "flex": partial(_flex, is_compiled=False),
+    "flex": _flex,
     "gather": _gather,
     "einsum": _einsum,
 }
 FORMS = {**OTHERS, **{backend.name: partial(_relpos, backend.name) for backend in BACKENDS}}
 ON_CPU = [name for name in FORMS if name not in (*KERNELS, "flex", "triton")]
-ON_GPU = [*KERNELS, "flex", "gather", "merged", "triton"]

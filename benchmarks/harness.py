@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from checks import check_sample, check_small
+from checks import check
 from forms import Setting, Tensors, make_step, make_tensors, prepare, why_not
 from machine import circumstances
 from peak_memory import OverLimit, limited, peak_mib
@@ -33,14 +33,6 @@ FLUSHED_BYTES = 1 << 30
 # the same in two records of one measurement
 SAME = ("what", "pass", "side", "device_name", "threads", "torch", "commit", "kernel")
 SAME += tuple(x.name for x in fields(Setting))
-
-
-class DeviceLost(Exception):  # noqa: N818
-    """A side broke the device for this process; `records` are of the sides that failed."""
-
-    def __init__(self, message: str, records: list[Record]) -> None:
-        super().__init__(message)
-        self.records = records
 
 
 class Plan(NamedTuple):
@@ -135,12 +127,6 @@ class Clock:
             return True
         return False
 
-    def free(self) -> None:
-        """Drop what earlier sides left."""
-        gc.collect()
-        if self.is_cuda:
-            torch.cuda.empty_cache()
-
 
 def start_record(
     what: str, setting: Setting, threads: int, *, is_rehearsal: bool = False, **extra: Any
@@ -169,27 +155,23 @@ def compare(
     start: Record,
     *,
     against: Iterable[str] = ("sdpa",),
-    refused: Mapping[str, str] = {},
 ) -> list[Record]:
     """A record for each form of attention, in turns with the others.
 
     Args:
         start: the first fields of every record.
         against: forms to which ratios are taken.
-        refused: forms that must not run, and why.
-    Raises:
-        DeviceLost: a form broke the device.
+    Returns:
+        The records; only that of the form that broke the GPU for this process, if one did.
     """
     tensors, clock = make_tensors(setting), Clock(setting.device)
     ready: dict[str, Ready] = {}
     found: dict[str, Record] = {}
     for name in names:
         say(start, name)
-        began = time.perf_counter()
         record = found[name] = {**EMPTY}
         try:
-            reasons = [refused[name]] if name in refused else why_not(name, setting, tensors)
-            if reasons:
+            if reasons := why_not(name, setting, tensors):
                 record["reason"] = "; ".join(reasons)
                 continue
             ready[name], record["peak_mib"] = _prepare(name, setting, tensors, plan, clock)
@@ -199,17 +181,14 @@ def compare(
             # a side may raise anything, and the others can still be measured
             record |= _failure(_in_a_line(error))
             if clock.is_lost():
-                lost = {**start, "side": name, **record}
-                raise DeviceLost(f"{name} broke the device", [lost]) from error
-        clock.free()
-        record["prepare_seconds"] = round(time.perf_counter() - began, 2)
+                return [{**start, "side": name, **record}]
+        gc.collect()
+        if clock.is_cuda:
+            torch.cuda.empty_cache()
     if plan.turns:
         say(start, "all sides in turns")
         found |= _in_turns(ready, found, plan, clock, against)
-    records = [{**start, "side": name, **record} for name, record in found.items()]
-    if any(x["is_failure"] for x in records) and clock.is_lost():
-        raise DeviceLost("the device broke in turns", records)
-    return records
+    return [{**start, "side": name, **record} for name, record in found.items()]
 
 
 def measure_steps(
@@ -288,11 +267,9 @@ def _prepare(
         make, warm_up = partial(make_step, name, setting), partial(make_step, name, small)
         peak = peak_mib(make, limit=limit, threads=plan.threads, warm_up=warm_up)
     with limited(limit, setting.device):
-        if plan.is_checked:
-            check_small(name, setting)
         step = prepare(name, setting, tensors)
         if plan.is_checked:
-            check_sample(name, setting, tensors, step())
+            check(name, setting, tensors, step())
     if clock.is_cuda and plan.has_memory:
         peak = peak_mib(lambda: step, limit=limit, device="cuda")
     with limited(limit, setting.device):

@@ -2,7 +2,7 @@
 
     python benchmarks/machine.py [--rehearse]
 
-prints the name of the file for the records of this machine's GPU, or the reason why it has none to measure on.
+prints the name of the file for the records of this machine's GPU, or the reason why it cannot measure.
 """
 
 import argparse
@@ -67,19 +67,14 @@ def require_gpu(is_rehearsal: bool) -> None:
 
 def why_no_gpu() -> str | None:
     """The reason why nothing can be measured, with a way out, as a sentence; None if it can."""
-    small = "--rehearse to run everything in small on the CPU, measuring nothing."
+    way_out = "Give --rehearse to run everything in small on the CPU, measuring nothing."
     if torch.version.cuda is None:
-        build = "CPUs" if torch.version.hip is None else "AMD GPUs"
-        needs = "an NVIDIA GPU and torch for CUDA are needed"
-        return f"{needs}; this torch, {torch.__version__}, is for {build}. Give {small}"
+        return f"an NVIDIA GPU and torch for CUDA are needed; torch {torch.__version__} is not. {way_out}"
     if not torch.cuda.is_available():
-        there = f"torch {torch.__version__} sees none here"
-        return f"an NVIDIA GPU is needed; {there}. Check nvidia-smi, or give {small}"
+        return f"an NVIDIA GPU is needed; torch {torch.__version__} sees none. Check nvidia-smi. {way_out}"
     if torch.cuda.get_device_capability() < (8, 0):
-        return (
-            "a GPU of compute capability 8.0 or above is needed for bfloat16; "
-            f"got {capability()}, {torch.cuda.get_device_name()}. Use an A100 or newer, or give {small}"
-        )
+        needs = "a GPU of compute capability 8.0 or above is needed for bfloat16"
+        return f"{needs}; got {capability()}, {torch.cuda.get_device_name()}. Use an A100 or newer. {way_out}"
     return None
 
 

@@ -8,7 +8,6 @@ flash attention without positions, without and with a causal mask.
 """
 
 import argparse
-import math
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -36,7 +35,7 @@ NAMES = {
     "ratio": "time / time of flash attention without positions",
 }
 AIM = "aim for relpos: triton"
-# ratios above are given in words, so that a tenth can be seen
+# higher ratios are in the table only, so that a tenth can be seen
 CEILING = 4.0
 RATIOS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4)
 
@@ -75,12 +74,13 @@ def draw(settings: list[list[Record]]) -> Figure:
             _draw_lines(axes, [x for x in records if x["pass"] == name], field, forms_in(first))
             causal = ", causal" if records[0]["is_causal"] else ""
             axes.set_title(f"{NAMES[field]}, {TITLES[name]}{causal}", fontsize=9, color=INK, loc="left")
-            if field == "ratio":
-                _draw_aims(axes, records[0], name)
+            for aim in AIMS if field == "ratio" and records[0]["d_k"] == AIMED["d_k"] else ():
+                if aim.field == "sdpa_flash" and name in aim.passes:
+                    axes.plot(aim.lengths, [aim.bound] * len(aim.lengths), label=AIM, color="#B00000")
     lengths = sorted({x["length"] for x in first})
     for axes in grid[-1]:
         # the panels share their ticks
-        axes.set_xticks(lengths, _apart(lengths))
+        axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=45 if len(lengths) > 8 else 0)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("length, tokens", fontsize=10, color=INK)
     _add_legend(figure, first)
@@ -89,10 +89,9 @@ def draw(settings: list[list[Record]]) -> Figure:
 
 
 def _draw_lines(axes: Axes, records: list[Record], field: str, forms: list[str]) -> None:
-    """A line for each form; ratios that leave the picture are given in words."""
+    """A line for each form."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    beyond = []
     for index, name in enumerate(forms):
         points = sorted((x["length"], _value(x, field)) for x in records if x["side"] == name)
         points = [(length, value) for length, value in points if value]
@@ -111,9 +110,6 @@ def _draw_lines(axes: Axes, records: list[Record], field: str, forms: list[str])
             markersize=6,
             markerfacecolor=None if is_ours else "none",
         )
-        above = [value for _, value in points if value > CEILING]
-        if field == "ratio" and above:
-            beyond.append(f"{label}: {min(above):.3g} to {max(above):.3g}")
     tidy(axes)
     axes.grid(axis="x", color=PALE, linewidth=0.6)
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -121,8 +117,6 @@ def _draw_lines(axes: Axes, records: list[Record], field: str, forms: list[str])
         lowest = min((_value(x, field) or 1.0 for x in records), default=1.0)
         axes.set_ylim(min(0.5, 0.9 * lowest), CEILING)
         axes.yaxis.set_major_locator(FixedLocator(RATIOS))
-        words = "\n".join(["beyond the picture", *beyond] if beyond else [])
-        axes.text(0.03, 0.03, words, transform=axes.transAxes, va="bottom", fontsize=8, zorder=0)
     else:
         axes.yaxis.set_major_locator(LogLocator(numticks=8))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, field)))
@@ -130,15 +124,6 @@ def _draw_lines(axes: Axes, records: list[Record], field: str, forms: list[str])
 
 def _value(record: Record, field: str) -> float | None:
     return record["ratio_to"].get("sdpa_flash") if field == "ratio" else record[field]
-
-
-def _draw_aims(axes: Axes, record: Record, name: str) -> None:
-    """The highest ratio that relpos aims at."""
-    for aim in AIMS:
-        is_shown = aim.field == "sdpa_flash" and name in aim.passes
-        if is_shown and all(record[x] == AIMED[x] for x in ("d_k", "max_distance")):
-            ends = (min(aim.lengths), max(aim.lengths))
-            axes.plot(ends, (aim.bound, aim.bound), label=AIM, color="#B00000", linewidth=1.2, marker="|")
 
 
 def _add_legend(figure: Figure, records: list[Record]) -> None:
@@ -155,19 +140,6 @@ def _add_legend(figure: Figure, records: list[Record]) -> None:
         handlelength=3.5,
     )
     legend.get_title().set_color("#B00000")
-
-
-def _apart(lengths: list[int]) -> list[str]:
-    """The lengths as labels of an axis, without those that would touch the next."""
-    # eight fit; a little less, because powers are rounded
-    least = 0.999 * max(lengths[-1] / lengths[0], 2) ** (1 / 7)
-    labels: list[str] = []
-    above = math.inf
-    for length in reversed(lengths):
-        is_shown = above / length >= least
-        labels.append(f"{length:,}" if is_shown else "")
-        above = length if is_shown else above
-    return labels[::-1]
 
 
 def _tick(value: float, field: str) -> str:

@@ -1,9 +1,13 @@
 """Records of measurements, and the options of the scripts that make them.
 
-A record is a line of JSON about one side: `what` names the benchmark and `side` what it measured. Then come the
-setting; `seconds` of one call, the median over the turns; `ratio_to` and `quartiles_to` other sides, the
-medians and quartiles of the ratios within a turn; `turns`; `peak_mib`, memory beyond the inputs; `reason` if
-the side did not run, and `is_failure` if that is an error. Then come the circumstances (machine.py).
+A record is a line of JSON about one side of a comparison:
+
+    what                      the benchmark; then its setting
+    side                      the form, model or module that was measured
+    seconds, wall_seconds     of one call, the median over the turns; see harness.py
+    ratio_to, quartiles_to    by other side: the median and quartiles of the ratios within a turn
+    peak_mib                  memory beyond the inputs
+    reason, is_failure        why the side did not run, and whether that is an error; then the circumstances
 """
 
 import argparse
@@ -24,7 +28,6 @@ EMPTY: Record = {
     "ratio_to": {},
     "quartiles_to": {},
     "turns": 0,
-    "prepare_seconds": None,
     "peak_mib": None,
     "reason": None,
     "is_failure": False,

@@ -31,6 +31,8 @@ SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 MEBIBYTES = ((1024, "GiB"), (1, "MiB"), (1 / 1024, "KiB"))
 # the form that all others are compared with
 BASELINES = ("sdpa", "sdpa_flash")
+# fields that no table of other benchmarks shows
+HIDDEN = ("side", "turns", "has_backward", "commit", "kernel", "run")
 # equal in all records of a section
 SETTING = ("device", "device_name", "threads", "dtype", "heads", "d_k", "max_distance")
 SETTING += ("is_causal", "padding", "dropout", "rehearsal")
@@ -46,8 +48,8 @@ ON_GPU = """\
 One call. "device" is the device's time with cold caches, the median over turns that all forms took in one
 process; in brackets the ratio to torch's flash kernel, which has no positions. "until it is there" is the
 time of a program that waits for the result of one call, launches included. FlexAttention has the keys' table
-only, so it does less than the others. TFLOP/s count the operations of plain attention for every form. Memory
-is the most that a call held beyond its inputs, outputs and gradients included.
+only, so it does less than the others. Memory is the most that a call held beyond its inputs, outputs and
+gradients included.
 
     benchmarks/gpu_check.sh"""
 BOUNDS = """\
@@ -138,14 +140,11 @@ def load(paths: Iterable[Path]) -> list[Record]:
     Raises:
         ValueError: there is none, or a line is no record.
     """
-    records = []
-    for path in paths:
-        found = read(path)
-        if not found:
-            raise ValueError(f"{path} must have a record; got none. Run a benchmark with --json.")
-        of_gpu = [x for x in found if x.get("device") == "cuda" or x.get("rehearsal")]
-        records += [x for x in found if x["run"] == of_gpu[-1]["run"]] if of_gpu else found
-    return records
+    records = [x for path in paths for x in read(path)]
+    if not records:
+        raise ValueError("files must have a record; got none. Run a benchmark with --json.")
+    of_gpu = [x["run"] for x in records if x.get("device") == "cuda" or x.get("rehearsal")]
+    return [x for x in records if not of_gpu or x["run"] == of_gpu[-1]]
 
 
 def page(records: list[Record], picture: str | None = None) -> str:
@@ -165,11 +164,6 @@ def page(records: list[Record], picture: str | None = None) -> str:
     for section in sections:
         parts.append(f"## {mark}{sentence(section)}")
         parts += _section(section)
-    parts += [
-        f"Left out, because the budget of {x['budget']:g} s was spent: {'; '.join(x['cells'])}."
-        for x in records
-        if x["what"] == "left out"
-    ]
     return "\n\n".join([*parts, *_others(records)]) + "\n"
 
 
@@ -243,7 +237,6 @@ def _section(records: list[Record]) -> list[str]:
     tables: list[tuple[str, Callable[[Record], str]]] = [("Time", time)]
     if base == "sdpa_flash":
         tables = [("Time, device", time), ("Time, until it is there", lambda x: with_unit(x["wall_seconds"]))]
-        tables.append(("TFLOP/s", lambda x: f"{num_flop(x) / x['seconds'] / 1e12:.3g}"))
     if any(x["peak_mib"] is not None for x in records):
         tables.append(("Peak memory", memory))
     for name, title in TITLES.items():
@@ -251,15 +244,6 @@ def _section(records: list[Record]) -> list[str]:
         for heading, cell in tables if chosen else ():
             parts += [f"### {heading}, {title}", _by_length(chosen, cell)]
     return [*parts, *_not_run(records), measured_with(records)]
-
-
-def num_flop(record: Record) -> float:
-    """Operations of plain attention, the same count for every form.
-
-    4 batch heads length^2 d_k forward, 2.5 times that again backward, half of it if causal.
-    """
-    forward = 4 * record["batch"] * record["heads"] * record["length"] ** 2 * record["d_k"]
-    return forward * (3.5 if record["pass"] == "both" else 1.0) * (0.5 if record["is_causal"] else 1.0)
 
 
 def _by_length(records: list[Record], cell: Callable[[Record], str]) -> str:
@@ -305,12 +289,11 @@ def _bounds(records: list[Record]) -> list[str]:
 def _others(records: list[Record]) -> list[str]:
     """A table for each other benchmark: the fields that vary in it."""
     parts = []
-    known = ("attention", "bounds", "conformance", "left out")
+    known = ("attention", "bounds", "conformance")
     for what in dict.fromkeys(x["what"] for x in records if x["what"] not in known and "side" in x):
         chosen = [x for x in records if x["what"] == what]
-        values = (*(name for name in chosen[0] if isinstance(chosen[0][name], (str, int, bool))),)
-        names = [x for x in values if x != "side" and len({str(y.get(x)) for y in chosen}) > 1]
-        names = [x for x in names if x not in ("turns", "has_backward", "commit", "kernel", "run")]
+        names = [x for x in chosen[0] if isinstance(chosen[0][x], (str, int)) and x not in HIDDEN]
+        names = [x for x in names if len({str(y.get(x)) for y in chosen}) > 1]
         rows = [show(x, ["side", *names]) for x in chosen]
         table = "\n".join([*head(["side", *names]), *rows])
         parts += [f"## {what}", table, measured_with(chosen)]

@@ -33,32 +33,20 @@ Attention = Callable[..., Tensor]
 BOUNDED, BOUND = "relative, relpos", 1.02
 COLUMNS = ("side", "is_met")
 # fields of a record that are options too
-SIZES = ("d_model", "layers", "heads", "d_ff", "vocabulary")
+SIZES = {"d_model": 512, "layers": 6, "heads": 8, "d_ff": 1024, "vocabulary": 32_768}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
-def by_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rel_k: Tensor | None,
-    rel_v: Tensor | None,
-    *,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    backend: str | None = None,
-    **positions: Any,
-) -> Tensor:
+def by_sdpa(*tensors: Tensor | None, backend: str | None = None, **given: Any) -> Tensor:
     """torch's attention in place of `relative_attention`, unchecked; relpos's if there are tables."""
-    common = {"attn_mask": attn_mask, "is_causal": is_causal, "dropout_p": dropout_p}
-    if rel_k is not None or rel_v is not None:
-        return relative_attention(query, key, value, rel_k, rel_v, **common, **positions)
+    if len(tensors) > 3 and any(x is not None for x in tensors[3:]):
+        return relative_attention(*tensors, **given)
     # it refuses is_causal beside a mask; no layer of the translator has both in training
-    return F.scaled_dot_product_attention(query, key, value, **common)
+    names = ("attn_mask", "is_causal", "dropout_p")
+    return F.scaled_dot_product_attention(*tensors[:3], **{x: given[x] for x in names if x in given})
 
 
-def by_nothing(query: Tensor, key: Tensor, value: Tensor, *others: Any, **keywords: Any) -> Tensor:
+def by_nothing(query: Tensor, key: Tensor, value: Tensor, *others: Any, **given: Any) -> Tensor:
     """Means in place of attention: a step with it costs everything but attention."""
     return query + key.mean(2, keepdim=True) + value.mean(2, keepdim=True)
 
@@ -104,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     batch = make_batch(options.tokens, options.shortest, options.longest, options.vocabulary)
     trained = {x: make_model(x, options) for x in dict.fromkeys(VARIANTS[name].positions for name in names)}
     steps = {name: partial(step, trained[VARIANTS[name].positions], VARIANTS[name], batch) for name in names}
-    start = {"what": "translator_step", **{x: getattr(options, x) for x in SIZES + DROPOUTS}}
+    start = {"what": "translator_step", **{x: getattr(options, x) for x in (*SIZES, *DROPOUTS)}}
     start["target_tokens"] = int((batch["labels"] != -100).sum())
     start["source_tokens"] = int(batch["attention_mask"].sum())
     start["batch"] = list(batch["labels"].shape)
@@ -126,16 +114,10 @@ def main(arguments: list[str] | None = None) -> None:
 def make_model(positions: str, options: argparse.Namespace) -> Trained:
     """The translator with these positions and random weights, in training mode."""
     torch.manual_seed(0)
-    config = RelposConfig(
-        vocab_size=options.vocabulary,
-        d_model=options.d_model,
-        encoder_layers=options.layers,
-        decoder_layers=options.layers,
-        num_heads=options.heads,
-        d_ff=options.d_ff,
-        **{name: getattr(options, name) for name in DROPOUTS},
-        **POSITIONS[positions],
-    )
+    sizes = {"vocab_size": options.vocabulary, "d_model": options.d_model, "d_ff": options.d_ff}
+    sizes |= {"encoder_layers": options.layers, "decoder_layers": options.layers, "num_heads": options.heads}
+    dropouts = {name: getattr(options, name) for name in DROPOUTS}
+    config = RelposConfig(**sizes, **dropouts, **POSITIONS[positions])
     model = RelposForConditionalGeneration(config).train()
     return Trained(model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
 
@@ -184,13 +166,10 @@ def make_options() -> argparse.ArgumentParser:
     names = list(VARIANTS)
     add("--variants", nargs="+", choices=names, default=names, help=f"{names[0]!r} always runs")
     add("--tokens", type=count, default=2048, help="of the targets in a batch")
-    add("--shortest", type=count, default=25, help="tokens of a sentence")
-    add("--longest", type=count, default=30, help="tokens of a sentence")
-    add("--vocabulary", type=count, default=32_768, help="rows of the embeddings")
-    add("--d-model", type=count, default=512)
-    add("--layers", type=count, default=6, help="of the encoder, and of the decoder")
-    add("--heads", type=count, default=8)
-    add("--d-ff", type=count, default=1024, help="width of the feed-forward networks")
+    for name, default in {"shortest": 25, "longest": 30}.items():
+        add(f"--{name}", type=count, default=default, help="tokens of a sentence")
+    for name, default in SIZES.items():
+        add(f"--{name.replace('_', '-')}", type=count, default=default)
     for name in DROPOUTS:
         add(f"--{name.replace('_', '-')}", type=share, default=0.1)
     add("--profile", action="store_true", help="print the operators that take most of a step")
