@@ -5,8 +5,8 @@
 
 All forms take turns in one process, in a random order. Time is that of one call, the median over the turns,
 and ratios are medians of the ratios within a turn. Memory is the most that a call held at one time: inputs
-and masks excluded, outputs and gradients included. A pass is "forward", or "both": forward, then the gradients
-of query, key, value and both tables.
+and masks excluded, outputs and gradients included. A pass is "forward", or "both": forward, then the
+gradients of query, key, value and both tables.
 
 With --cells the settings are those of cells.py: on a GPU, or small ones on the CPU for a rehearsal, which
 measures nothing. Each form is compared with the reference before it is timed. No cell begins after --budget.

@@ -200,7 +200,7 @@ def score_mod(logits: Tensor, max_distance: int) -> Callable[..., Tensor]:
 
 
 def _flex(setting: Setting, tensors: Tensors) -> Attend:
-    """FlexAttention with rel_k, compiled on CUDA. The label logits, and their gradients, are part of the call."""
+    """FlexAttention with rel_k, compiled on CUDA. The label logits and their gradients are part of a call."""
     mask = None
     if setting.is_causal:
         shape = (setting.length, setting.length)

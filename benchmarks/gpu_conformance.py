@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_conformance.py REPORT.xml --status 0 --json FILE
 
-gpu_check.sh runs the suite and calls this. Exit status: 0 if both backends ran cases and none failed; otherwise 1.
+gpu_check.sh runs the suite and calls this. Exit status: 0 if both backends ran cases and none failed, else 1.
 """
 
 import argparse

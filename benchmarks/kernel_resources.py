@@ -61,7 +61,7 @@ TARGETS = {
 
 
 class Case(NamedTuple):
-    """The shapes and features that kernels are compiled for. Options are words of `_inputs`, `compile_case`."""
+    """The shapes and features that kernels are compiled for. Options are words of `_inputs`."""
 
     dtype: str = "bfloat16"
     width: int = 64
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(line(COLUMNS + NUMBERS), line(["---"] * len(COLUMNS) + ["--:"] * len(NUMBERS)), sep="\n")
     records = []
     for record in compiled(cases, [TARGETS[name] for name in options.targets], options.jobs):
-        append(options.json, record | shared)
+        append(options.json, shared | record)
         records.append(record)
         print(line(_cells(record)), flush=True)
     found = faults(records)
@@ -181,7 +181,7 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
 
     start = time.perf_counter()
     records: list[Record] = []
-    driver.set_active(_Device(target.capability))
+    driver.set_active(_driver(target.capability))
     torch.set_float32_matmul_precision("high" if "TF32" in case.options else "highest")
     is_deterministic = "deterministic" in case.options
 
@@ -203,23 +203,15 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
     return time.perf_counter() - start, records
 
 
-class _Device:
-    """Triton's driver, for a GPU that is not there."""
+def _driver(capability: int) -> Any:
+    """Triton's driver, for a GPU that is not there. Triton caches kernels by device."""
+    from triton.backends.compiler import GPUTarget
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_device(self) -> int:
-        # Triton caches kernels by device
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
+    return SimpleNamespace(
+        get_current_device=lambda: capability,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+    )
 
 
 @dataclass(frozen=True)
@@ -237,17 +229,10 @@ class _Kernel:
     def compile(self, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
         """Compile it for these arguments."""
         case, target = self.case, self.target
-        record = {
-            "case": case.name,
-            "kernel": self.kernel.__name__,
-            "target": target.name,
-            "dtype": case.dtype,
-            "d": case.width,
-            "compiled_in": case.compiled_in,
-            "blocks": {name: x for name, x in named.items() if name.startswith(("BLOCK_", "NEAR_"))},
-            "warps": named["num_warps"],
-            "stages": named["num_stages"],
-        }
+        record: Record = {"case": case.name, "kernel": self.kernel.__name__, "target": target.name}
+        record |= {"dtype": case.dtype, "d": case.width, "compiled_in": case.compiled_in}
+        record["blocks"] = {name: x for name, x in named.items() if name.startswith(("BLOCK_", "NEAR_"))}
+        record |= {"warps": named["num_warps"], "stages": named["num_stages"]}
         try:
             # on failure the assembler's input is printed, thousands of lines
             with redirect_stdout(io.StringIO()):
@@ -273,10 +258,8 @@ def _inputs(case: Case) -> Inputs:
     make = partial(torch.zeros, requires_grad="inference" not in case.options)
     query = make(BATCH, HEADS, length, case.width, dtype=dtype)
     key = make(BATCH, HEADS // 4 if "grouped" in case.options else HEADS, length, case.width, dtype=dtype)
-    tables = [
-        None if f"without {name}" in case.options else make(2 * k + 1, case.width)
-        for name in ("rel_k", "rel_v")
-    ]
+    is_left_out = [f"without {name}" in case.options for name in ("rel_k", "rel_v")]
+    tables = [None if left_out else make(2 * k + 1, case.width) for left_out in is_left_out]
     pairs = (BATCH, 1, length, length)
     values: dict[str, tuple[str, Any]] = {
         "key_lengths": ("key_lengths", torch.full((BATCH,), length)),
@@ -292,7 +275,7 @@ def _inputs(case: Case) -> Inputs:
 
 
 def assembler_report(found: Any) -> Record:
-    """The report of ptxas on a kernel, called as Triton calls it; Triton keeps the kernel and not the report."""
+    """The report of ptxas on a kernel, called as Triton calls it."""
     from triton import knobs
     from triton.compiler.compiler import make_backend
 
@@ -314,9 +297,7 @@ def read_report(text: str) -> Record:
     registers = re.findall(r"Used (\d+) registers", text)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
     if not registers or not spills:
-        raise ValueError(
-            f"ptxas must report registers and spills; got {text[:200]!r}. Is it another version?"
-        )
+        raise ValueError(f"ptxas must report registers and spills; got {text[:200]!r}.")
     stores, loads = (sum(int(pair[i]) for pair in spills) for i in (0, 1))
     return {
         "registers": max(map(int, registers)),

@@ -22,15 +22,24 @@ from relpos.backends import cpu, triton
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-SCRIPTS = ["attention", "bounds", "busy_machine", "crossover", "gpu_conformance", "kernel_resources", "machine"]
+SCRIPTS = [
+    "attention",
+    "bounds",
+    "busy_machine",
+    "crossover",
+    "gpu_conformance",
+    "kernel_resources",
+    "machine",
+]
 SCRIPTS += ["need_weights", "plot", "table", "training", "translator_step"]
 FORMS = ["sdpa", "gather", "einsum", "cpu", "merged", "dense"]
-GPU_FORMS = ["sdpa_flash", "sdpa_cudnn", "flex", "gather", "merged", "triton"]
 SMALL = ["--turns", "1", "--threads", "1"]
 SMALL_STEP = [*SMALL, "--tokens", "48", "--shortest", "5", "--longest", "8", "--vocabulary", "60"]
 SMALL_STEP += ["--d-model", "16", "--layers", "1", "--heads", "2", "--d-ff", "16"]
 has_gpu = torch.version.cuda is not None and torch.cuda.is_available()
-needs_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is limited on Linux only")
+needs_linux = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory is limited on Linux only"
+)
 
 Module = Callable[[str], ModuleType]
 
@@ -116,30 +125,23 @@ def test_the_score_of_flex_attention_and_its_gradients_are_the_reference_without
         logits = logits.masked_fill(index[3] > index[2], float("-inf"))
     out = torch.softmax(logits, -1) @ value
     truth = relative_attention(*tensors[:4], None, max_distance=4, is_causal=is_causal, backend="reference")
-    found, expected = ((x, *torch.autograd.grad(x, tensors[:4], tensors.grad_out, True)) for x in (out, truth))
+    found, expected = (
+        (x, *torch.autograd.grad(x, tensors[:4], tensors.grad_out, True)) for x in (out, truth)
+    )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", GPU_FORMS[:5])
-def test_a_form_with_a_wrong_result_fails_its_checks(
-    module: Module, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    forms, checks = module("forms"), module("checks")
-    setting = replace(module("cells").cells(True)[-1], has_backward=form != "flex")
+@pytest.mark.parametrize("form", ["sdpa_flash", "sdpa_cudnn", "flex", "gather", "merged"])
+def test_a_form_with_a_wrong_result_fails_its_check(module: Module, form: str) -> None:
+    forms, check = module("forms"), module("checks").check
+    setting = replace(module("cells").cells(True)[-1][0], has_backward=form != "flex")
     tensors = forms.make_tensors(setting)
     found = forms.prepare(form, setting, tensors)()
-    checks.check_small(form, setting)
-    checks.check_sample(form, setting, tensors, found)
+    check(form, setting, tensors, found)
     with pytest.raises(ValueError, match=f"{form} computes something else: out is off by"):
-        checks.check_sample(form, setting, tensors, (1.05 * found[0], *found[1:]))
+        check(form, setting, tensors, (1.05 * found[0], *found[1:]))
     with pytest.raises(ValueError, match=f"{form} computes something else: .* is not finite"):
-        checks.check_sample(form, setting, tensors, (*found[:-1], found[-1] * float("nan")))
-    make = forms.prepare
-    wrong = lambda *given, **rest: lambda: (*make(*given, **rest)()[:-1], torch.zeros(()))  # noqa: E731
-    monkeypatch.setattr(checks, "prepare", wrong)
-    checks._check_once.cache_clear()
-    with pytest.raises(ValueError, match=f"{form} computes something else"):
-        checks.check_small(form, setting)
+        check(form, setting, tensors, (*found[:-1], found[-1] * float("nan")))
 
 
 def test_attention_records_every_form_in_one_format(module: Module, tmp_path: Path) -> None:
@@ -195,7 +197,8 @@ def test_a_form_that_breaks_the_gpu_is_left_out_when_the_run_goes_on(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     attention, harness, path = module("attention"), module("harness"), tmp_path / "a.jsonl"
-    monkeypatch.setattr(attention, "ON_GPU", ["sdpa_flash", "merged"])
+    cells = [(setting, ["sdpa_flash", "merged"]) for setting, _ in module("cells").cells(True)]
+    monkeypatch.setattr(attention, "cells", lambda _: cells)
     arguments = ["--cells", "rehearsal", *SMALL, "--run", "one", "--json", str(path)]
 
     def breaks(name: str, *_: Any) -> None:
@@ -203,18 +206,18 @@ def test_a_form_that_breaks_the_gpu_is_left_out_when_the_run_goes_on(
             raise RuntimeError("an illegal memory access was encountered")
 
     with monkeypatch.context() as patched:
-        patched.setattr(harness, "check_small", breaks)
+        patched.setattr(harness, "check", breaks)
         patched.setattr(harness.Clock, "is_lost", lambda _: True)
         assert attention.main(arguments) == 3
     (broken,) = lines(path)
     assert (broken["side"], broken["is_failure"]) == ("merged", True)
+    assert attention.main([*arguments, "--budget", "0"]) == 1
+    assert len(lines(path)) == 1
     # the failure is known, and still counts
     assert attention.main(arguments) == 1
     found = [(x["side"], x["length"], x["pass"]) for x in lines(path)[1:]]
     assert found[:2] == [("sdpa_flash", 64, "forward"), ("sdpa_flash", 64, "both")]
     assert len(found) == 5
-    assert attention.main([*arguments[:-4], "--run", "two", "--budget", "0", "--json", str(path)]) == 0
-    assert lines(path)[-1]["cells"][0] == "d 16, k 4, n 64, forward"
 
 
 def test_turns_and_ratios(module: Module) -> None:
@@ -266,7 +269,9 @@ KEPT = "(lambda here: lambda: here.__dict__.setdefault('kept', bytearray(32 << 2
 KEPT += "(__import__('builtins').__dict__.setdefault('_here', __import__('threading').local()))"
 
 
-@pytest.mark.parametrize(("call", "mib"), [(WITHIN, 64), (BESIDE_INPUTS, 16), (KEPT, 32), ("lambda: None", 0)])
+@pytest.mark.parametrize(
+    ("call", "mib"), [(WITHIN, 64), (BESIDE_INPUTS, 16), (KEPT, 32), ("lambda: None", 0)]
+)
 def test_peak_memory_is_beyond_the_inputs_and_has_what_a_thread_keeps(
     module: Module, call: str, mib: int
 ) -> None:
@@ -364,7 +369,9 @@ def test_variants_of_one_model_compute_the_same_by_different_attention(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, functional = module("translator_step"), torch.nn.functional
-    options = step.make_options().parse_args([*SMALL_STEP, *(f"--{x}=0" for x in ("dropout", "attention-dropout"))])
+    options = step.make_options().parse_args(
+        [*SMALL_STEP, *(f"--{x}=0" for x in ("dropout", "attention-dropout"))]
+    )
     options.activation_dropout = 0.0
     batch, plain, calls = step.make_batch(48, 5, 8, 60), functional.scaled_dot_product_attention, []
     monkeypatch.setattr(
@@ -391,21 +398,22 @@ def test_training_benchmark_compares_three_models_in_the_precision_it_names(
     training = module("training")
     monkeypatch.setitem(training.SIZES, "small", {"d_model": 16, "layers": 1, "heads": 2, "d_ff": 16})
     seen: dict[str, set[torch.dtype]] = {}
-    make = training._models
+    make = training.make_models
 
-    def watched(*arguments: object) -> dict[str, torch.nn.Module]:
+    def watched(*arguments: Any) -> dict[str, Any]:
         models = make(*arguments)
-        for kind, model in models.items():
-            linear = next(x for x in model.modules() if isinstance(x, torch.nn.Linear))
+        for kind, trained in models.items():
+            linear = next(x for x in trained.model.modules() if isinstance(x, torch.nn.Linear))
             note = lambda _module, _inputs, out, kind=kind: seen.setdefault(kind, set()).add(out.dtype)  # noqa: E731
             linear.register_forward_hook(note)
         return models
 
-    monkeypatch.setattr(training, "_models", watched)
-    options = argparse.Namespace(tokens=256, vocabulary=400, longest=2, turns=1, threads=1, seconds=9.0)
+    monkeypatch.setattr(training, "make_models", watched)
+    options = argparse.Namespace(tokens=96, vocabulary=60, turns=1, threads=1, seconds=9.0)
     records = training.measure("small", precision, options)
     check_format(module, records)
     assert [x["side"] for x in records] == ["relative", "sinusoidal", "marian"]
+    assert all(x["target_tokens_per_second"] > 0 for x in records)
     assert seen == {kind: {dtype} for kind in ("relative", "sinusoidal", "marian")}
 
 
@@ -423,12 +431,24 @@ def test_each_script_has_help_in_its_own_words(
     ("name", "arguments", "message"),
     [
         ("attention", ["--lengths", "0"], "argument --lengths: must be an integer of at least 1; got '0'"),
-        ("attention", ["--dropout", "nan"], "argument --dropout: must be a number from 0 on and below 1; got 'nan'"),
+        (
+            "attention",
+            ["--dropout", "nan"],
+            "argument --dropout: must be a number from 0 on and below 1; got 'nan'",
+        ),
         ("attention", ["--memory-limit", "0"], "argument --memory-limit: must be above 0; got '0'"),
         ("attention", ["--json", str(FOLDER)], "argument --json: "),
-        ("bounds", ["--rows", "absent"], "argument --rows: must be part of the name of a row; got ['absent']."),
+        (
+            "bounds",
+            ["--rows", "absent"],
+            "argument --rows: must be part of the name of a row; got ['absent'].",
+        ),
         ("bounds", ["--json", __file__], "line 1 of "),
-        ("plot", [str(ROOT / "benchmarks/results/bounds.jsonl"), "--out", "x.png"], "records must have one of"),
+        (
+            "plot",
+            [str(ROOT / "benchmarks/results/bounds.jsonl"), "--out", "x.png"],
+            "records must have one of",
+        ),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(
@@ -442,7 +462,15 @@ def test_wrong_use_is_refused_in_one_line(
 
 def test_old_results_are_read_and_give_the_page_of_the_documents(module: Module, tmp_path: Path) -> None:
     table, results = module("table"), FOLDER / "results"
-    names = ("attention", "bounds", "busy_machine", "crossover", "need_weights", "training", "translator_step")
+    names = (
+        "attention",
+        "bounds",
+        "busy_machine",
+        "crossover",
+        "need_weights",
+        "training",
+        "translator_step",
+    )
     page = table.page(table.load([results / f"{name}.jsonl" for name in names]))
     for name in names[2:]:
         assert f"## {name}\n" in page
@@ -452,3 +480,126 @@ def test_old_results_are_read_and_give_the_page_of_the_documents(module: Module,
     assert set(documented) <= set(page.splitlines())
     module("plot").main([str(results / "attention.jsonl"), "--out", str(tmp_path / "a.png")])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run benchmarks/gpu_check.sh with this Python."""
+    command, given = (
+        ["bash", str(FOLDER / "gpu_check.sh"), *arguments],
+        {"PYTHON": sys.executable, **environment},
+    )
+    return subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
+
+
+def test_a_rehearsal_of_the_gpu_check_runs_everything_and_measures_nothing(
+    module: Module, tmp_path: Path
+) -> None:
+    done = run_check("--rehearse", "--processes", "1", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    suite, *measured = lines(tmp_path / "gpu-rehearsal.jsonl")
+    here = {"sdpa_flash", "sdpa_cudnn", "gather", "merged", *(["triton"] if not triton.UNAVAILABLE else [])}
+    for name in here & {"merged", "triton"}:
+        assert suite["counts"][name] == {"passed": 3, "failed": 0, "skipped": 0}
+    assert suite["is_passed"]
+    check_format(module, measured)
+    assert [x["side"] for x in measured] == list(module("cells").FORMS_ON_GPU) * 3
+    assert all(x["rehearsal"] and x["run"] == suite["run"] for x in measured)
+    for x in measured:
+        is_flex_forward = x["side"] == "flex" and x["pass"] == "forward"
+        assert (x["seconds"] is not None) == (x["side"] in here or is_flex_forward), x["reason"]
+    page = (tmp_path / "gpu-rehearsal.md").read_text()
+    assert page.count("| not measured | a rehearsal measures nothing |") == 8
+    assert all(
+        "REHEARSAL" in line
+        for line in page.splitlines()
+        if line.startswith(("# ", "## ")) and line != "## Aims"
+    )
+    assert (tmp_path / "gpu-rehearsal.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--budget", "4m"], {}, "--budget must be a whole number; got '4m'. See --help."),
+        (["--suite"], {}, "--suite needs a value. See --help."),
+        (["--fast"], {}, "there is no option '--fast'. See --help."),
+        ([], {"PYTHON": "no-such-python"}, "PYTHON must be a Python; got 'no-such-python', which is none."),
+        *([] if has_gpu else [([], {}, "an NVIDIA GPU ")]),
+    ],
+)
+def test_the_gpu_check_refuses_wrong_use_and_a_machine_without_a_gpu(
+    arguments: list[str], environment: dict[str, str], message: str
+) -> None:
+    done = run_check(*arguments, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+REPORT = """<testsuites><testsuite><testcase name="test_x[length 17-merged]"/>
+<testcase name="test_x[triton-length 17]"/><testcase name="test_triton_is_there"/>
+<testcase name="test_x[float32-triton-a]"><failure message="no">long</failure></testcase>
+<testcase name="test_y[merged]"><skipped message="merged: has no dropout"/></testcase>
+<testcase time="3"/></testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "reason"),
+    [
+        (REPORT, 1, "1 cases failed"),
+        (REPORT.replace("failure", "x"), 0, None),
+        (REPORT.replace("failure", "x"), 124, "time ran out"),
+        (REPORT.replace("triton", "others"), 1, "1 cases failed; no case of triton passed"),
+        (REPORT[:99], 0, "pytest ended with status 1; no case of merged passed; no case of triton passed"),
+    ],
+)
+def test_the_suite_passes_only_if_all_cases_of_both_backends_ran_and_none_failed(
+    module: Module, tmp_path: Path, report: str, status: int, reason: str | None
+) -> None:
+    (tmp_path / "r.xml").write_text(report)
+    found = module("gpu_conformance").outcome(tmp_path / "r.xml", status)
+    assert (found["reason"], found["is_passed"]) == (reason, reason is None)
+    if report == REPORT:
+        assert found["counts"]["merged"] == {"passed": 1, "failed": 0, "skipped": 1}
+
+
+def gpu_run(module: Module, **changes: Any) -> list[dict[str, Any]]:
+    """Records of a run on a GPU in which all aims are met; `changes` are of triton's at n 4096."""
+    facts = {
+        **module("machine").circumstances("cpu", 1),
+        "run": "one",
+        "capability": "9.0",
+        "device_name": "H200",
+    }
+    records = [{**facts, "what": "conformance", "counts": {}, "is_passed": True, "reason": None}]
+    for setting, _ in module("cells").cells(False):
+        cell = {**facts, "what": "attention", "pass": "both" if setting.has_backward else "forward"}
+        for side, ratio in (("sdpa_flash", 1.0), ("gather", 20.0), ("triton", 1.1)):
+            to = {"sdpa_flash": ratio, "gather": ratio / 20}
+            taken = {"seconds": ratio, "wall_seconds": 2 * ratio, "ratio_to": to, "peak_mib": 100.0}
+            records.append({**cell, **asdict(setting), **module("records").EMPTY, **taken, "side": side})
+            if side == "triton" and setting.length == 4096:
+                records[-1] |= changes
+    return records
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdicts"),
+    [
+        ({}, ["met"] * 4),
+        ({"ratio_to": {"sdpa_flash": 1.2, "gather": 0.2}}, ["missed", "met", "missed", "met"]),
+        ({"peak_mib": 126.0}, ["met", "met", "met", "missed"]),
+        ({"ratio_to": {}, "peak_mib": None}, ["not measured"] * 4),
+    ],
+)
+def test_an_aim_is_met_if_every_cell_holds_and_the_suite_passed(
+    module: Module, tmp_path: Path, changes: dict[str, Any], verdicts: list[str]
+) -> None:
+    records, aims = gpu_run(module, **changes), module("aims")
+    assert [x[2] for x in aims.verdicts(records)] == [x for x in verdicts for _ in range(2)]
+    assert "missed" in verdicts or "met" not in {x[2] for x in aims.verdicts(records[1:])}
+    assert "met" not in {x[2] for x in aims.verdicts([x | {"capability": "8.0"} for x in records])}
+    page = module("table").page(records)
+    assert "### Time, device, forward and backward" in page
+    assert "| 2,048 | 1 s | 20 s (20.00) | 1.1 s (1.10) |" in page
+    module("plot").draw(module("table").group(x for x in records if x["what"] == "attention"))
