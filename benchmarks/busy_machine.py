@@ -23,7 +23,7 @@ import torch
 from _relpos_command import CHOSEN, choose
 from harness import Taken, timing
 from machine import circumstances
-from records import EMPTY, append, writable
+from records import EMPTY, append, plain_parser, writable
 from relpos.nn import RelativeTransformerEncoder, RelativeTransformerEncoderLayer
 from table import head, show
 
@@ -42,9 +42,7 @@ COLUMNS = ("side", "busy_processes", "steps_per_second")
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure every setting, quiet and busy; print a row for each and append them to --json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--busy", type=int, default=10, help="number of busy processes")
     parser.add_argument("--turns", type=int, default=6, help="of each setting, quiet and busy")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn; twice that beside busy ones")
@@ -79,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def take_turns(workers: dict[str, subprocess.Popen[str]], turns: int, seconds: float) -> dict[str, Taken]:
     """Seconds of a step of each worker in each turn; within a turn they run one after the other."""
-    taken = {name: Taken() for name in workers}
+    taken = {name: Taken([], []) for name in workers}
     for turn in range(turns):
         for name in random.Random(turn).sample(sorted(workers), len(workers)):
             print(seconds, file=workers[name].stdin, flush=True)

@@ -91,30 +91,20 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 def make_tensors(setting: Setting) -> Tensors:
     """Normal random numbers, the same for the same setting."""
-    device = torch.device(setting.device)
+    device, dtype = torch.device(setting.device), getattr(torch, setting.dtype)
     generator = torch.Generator(device).manual_seed(0)
-
-    def normal(*shape: int, needs_grad: bool = setting.has_backward) -> Tensor:
-        dtype = getattr(torch, setting.dtype)
-        x = torch.randn(*shape, generator=generator, dtype=dtype, device=device)
-        return x.requires_grad_(needs_grad)
-
-    shape = (setting.batch, setting.heads, setting.length, setting.d_k)
-    query_shape = (setting.batch, setting.heads, setting.num_queries, setting.d_k)
-    labels = 2 * setting.max_distance + 1
+    query = (setting.batch, setting.heads, setting.num_queries, setting.d_k)
+    key = (setting.batch, setting.heads, setting.length, setting.d_k)
+    table = (2 * setting.max_distance + 1, setting.d_k)
+    made = [
+        torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+        for shape in (query, key, key, table, table, query)
+    ]
     key_lengths = None
     if setting.padding > 0:
         num_keys = max(1, round(setting.length * (1 - setting.padding)))
         key_lengths = torch.full((setting.batch,), num_keys, device=device)
-    return Tensors(
-        query=normal(*query_shape),
-        key=normal(*shape),
-        value=normal(*shape),
-        rel_k=normal(labels, setting.d_k),
-        rel_v=normal(labels, setting.d_k),
-        grad_out=normal(*query_shape, needs_grad=False),
-        key_lengths=key_lengths,
-    )
+    return Tensors(*(x.requires_grad_(setting.has_backward) for x in made[:5]), made[5], key_lengths)
 
 
 def why_not(name: str, setting: Setting, tensors: Tensors) -> list[str]:
@@ -160,14 +150,9 @@ def _sdpa(setting: Setting, tensors: Tensors) -> Attend:
     # it takes a mask or is_causal, and is_causal aligns the first query with the first key
     has_no_mask = tensors.key_lengths is None and setting.query_start == 0
     mask = None if has_no_mask else _allowed(setting, tensors)
-    return lambda: F.scaled_dot_product_attention(
-        tensors.query,
-        tensors.key,
-        tensors.value,
-        attn_mask=mask,
-        dropout_p=setting.dropout,
-        is_causal=setting.is_causal and has_no_mask,
-    )
+    is_causal = setting.is_causal and has_no_mask
+    given = {"attn_mask": mask, "dropout_p": setting.dropout, "is_causal": is_causal}
+    return lambda: F.scaled_dot_product_attention(*tensors[:3], **given)
 
 
 def _pinned(name: str, setting: Setting, tensors: Tensors) -> Attend:

@@ -79,7 +79,7 @@ status=0
 
 echo "== conformance, $suite s at most"
 # the suite's own settings need plugins that a machine with a GPU may lack
-"$python" -c "import xdist" 2>/dev/null && parallel=(-n "$processes") || parallel=()
+((processes > 1)) && "$python" -c "import xdist" 2>/dev/null && parallel=(-n "$processes") || parallel=()
 code=0
 (cd "$root" && PYTEST_ADDOPTS='' RELPOS_TEST_DEVICE=$device timeout --signal=INT --kill-after=20 "$suite" \
   "$python" -m pytest tests/conformance -k "$select" -o addopts= -W ignore::pytest.PytestConfigWarning \

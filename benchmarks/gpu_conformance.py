@@ -5,7 +5,6 @@
 gpu_check.sh runs the suite and calls this. Exit status: 0 if both backends ran cases and none failed, else 1.
 """
 
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from xml.etree import ElementTree
 
 from aims import counts
 from machine import circumstances
-from records import Record, append, writable
+from records import Record, append, plain_parser, writable
 from relpos.backends import triton
 
 BACKENDS = ("merged", "triton")
@@ -23,9 +22,7 @@ MOST_NAMES = 50
 
 def main(arguments: list[str] | None = None) -> int:
     """Append the record to --json, print the outcome, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = plain_parser(__doc__)
     add = parser.add_argument
     add("report", type=Path, help="XML that pytest wrote for --junit-xml", metavar="REPORT.xml")
     add("--status", type=int, required=True, help="exit status of pytest, or of `timeout`")
@@ -54,7 +51,7 @@ def outcome(report: Path, status: int, needed: tuple[str, ...] = BACKENDS) -> Re
     except (FileNotFoundError, ElementTree.ParseError):
         # pytest was killed before the report was whole
         status = status or 1
-    reasons = [f"{len(failed)} cases failed"] if failed else []
+    reasons = [f"{len(failed)} failed"] if failed else []
     if status and not (status == 1 and failed):
         reasons.append("time ran out" if status in (2, 124, 137) else f"pytest ended with status {status}")
     reasons += [f"no case of {x} passed" for x in needed if not found.get(x, {}).get("passed")]

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,20 +54,22 @@ class Plan(NamedTuple):
     has_memory: bool = False
 
 
+Step = Callable[[], Any]
+
+
 class Ready(NamedTuple):
     """A side that is warm, its calls in a turn, and the seconds of a turn."""
 
-    step: Callable[[], Any]
+    step: Step
     repetitions: int
     seconds: float
 
 
-@dataclass
-class Taken:
+class Taken(NamedTuple):
     """Seconds of one call in each turn of one side."""
 
-    device: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
+    device: list[float]
+    wall: list[float]
 
 
 class Clock:
@@ -77,7 +79,7 @@ class Clock:
         self.is_cuda = device == "cuda"
         self.flushed = torch.empty(FLUSHED_BYTES if self.is_cuda else 0, dtype=torch.uint8, device=device)
 
-    def warm(self, step: Callable[[], Any], shortest: float = SHORTEST_TURN) -> Ready:
+    def warm(self, step: Step, shortest: float = SHORTEST_TURN) -> Ready:
         """Call the step, which may load and compile code, and count the calls of a turn."""
         self.wall(step)
         once = self.wall(step)
@@ -94,7 +96,7 @@ class Clock:
         wall = self.wall(side.step, side.repetitions)
         return (self.device(side.step) if self.is_cuda else wall), wall
 
-    def device(self, step: Callable[[], Any]) -> float:
+    def device(self, step: Step) -> float:
         """Seconds between two events around the call, its inputs in no cache."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(2):
@@ -105,7 +107,7 @@ class Clock:
         torch.cuda.synchronize()
         return start.elapsed_time(end) / 1e3
 
-    def wall(self, step: Callable[[], Any], repetitions: int = 1) -> float:
+    def wall(self, step: Step, repetitions: int = 1) -> float:
         """Seconds of one call, from an idle device to an idle device, by the host's clock."""
         self.wait()
         started = time.perf_counter()
@@ -149,12 +151,7 @@ def find(records: Iterable[Record], start: Record, names: Iterable[str], *extra:
 
 
 def compare(
-    names: Iterable[str],
-    setting: Setting,
-    plan: Plan,
-    start: Record,
-    *,
-    against: Iterable[str] = ("sdpa",),
+    names: Iterable[str], setting: Setting, plan: Plan, start: Record, *, against: Iterable[str]
 ) -> list[Record]:
     """A record for each form of attention, in turns with the others.
 
@@ -179,7 +176,7 @@ def compare(
             record["reason"] = str(error)
         except Exception as error:
             # a side may raise anything, and the others can still be measured
-            record |= _failure(_in_a_line(error))
+            record |= _failure(error)
             if clock.is_lost():
                 return [{**start, "side": name, **record}]
         gc.collect()
@@ -192,12 +189,7 @@ def compare(
 
 
 def measure_steps(
-    steps: Mapping[str, Callable[[], Any]],
-    plan: Plan,
-    start: Record,
-    *,
-    against: Iterable[str],
-    shortest: float = SHORTEST_TURN,
+    steps: Mapping[str, Step], plan: Plan, start: Record, *, against: str, shortest: float = SHORTEST_TURN
 ) -> list[Record]:
     """A record for each step on the CPU, in turns with the others; a step may be anything."""
     clock = Clock("cpu")
@@ -207,12 +199,12 @@ def measure_steps(
         ready[name] = clock.warm(step, shortest)
     taken = take_turns(ready, clock, num_turns(ready, plan))
     around = circumstances("cpu", plan.threads)
-    return [{**start, "side": x, **EMPTY, **timing(x, taken, against), **around} for x in steps]
+    return [{**start, "side": x, **EMPTY, **timing(x, taken, [against]), **around} for x in steps]
 
 
 def take_turns(ready: Mapping[str, Ready], clock: Clock, turns: int) -> dict[str, Taken]:
     """Seconds of one call for each side and turn; within a turn the sides run in a random order."""
-    taken = {name: Taken() for name in ready}
+    taken = {name: Taken([], []) for name in ready}
     for turn in range(turns):
         for name in random.Random(turn).sample(sorted(ready), len(ready)):
             device, wall = clock.turn(ready[name])
@@ -284,15 +276,10 @@ def _in_turns(
     try:
         taken = take_turns(ready, clock, num_turns(ready, plan))
     except Exception as error:
-        failure = _failure(f"in turns with the others: {_in_a_line(error)}")
-        return {name: found[name] | failure for name in ready}
+        return {name: found[name] | _failure(error, "in turns with the others: ") for name in ready}
     return {name: found[name] | timing(name, taken, against) for name in ready}
 
 
-def _failure(reason: str) -> Record:
-    return {"reason": reason, "is_failure": True}
-
-
-def _in_a_line(error: Exception) -> str:
+def _failure(error: Exception, where: str = "") -> Record:
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return {"reason": f"{where}{type(error).__name__}: {first}", "is_failure": True}

@@ -8,7 +8,6 @@ status 1, with a sentence for each, if a kernel does not compile, spills in bflo
 shared memory than a program may have; 2 for wrong use.
 """
 
-import argparse
 import hashlib
 import io
 import os
@@ -32,7 +31,7 @@ from torch import Tensor
 
 import relpos
 from machine import commit
-from records import Record, append, count, writable
+from records import Record, append, count, plain_parser, writable
 from relpos._inputs import Inputs, check, check_relations
 from table import line
 
@@ -106,9 +105,7 @@ CASES = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile, print a table, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = plain_parser(__doc__)
     add = parser.add_argument
     add("--cases", nargs="+", default=[""], help="cases whose name contains one of these", metavar="TEXT")
     add("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)

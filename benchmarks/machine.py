@@ -7,6 +7,7 @@ prints the name of the file for the records of this machine's GPU, or the reason
 
 import argparse
 import hashlib
+import importlib.util
 import platform
 import re
 import subprocess
@@ -20,22 +21,15 @@ import torch
 
 from relpos.backends import cpu
 
-REHEARSAL = "gpu-rehearsal.jsonl"
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the name of the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rehearse", action="store_true", help="name the file of a rehearsal on the CPU")
     is_rehearsal = parser.parse_args(arguments).rehearse
     require_gpu(is_rehearsal)
-    if is_rehearsal:
-        print(REHEARSAL)
-        return
-    words = re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower().replace("nvidia", ""))
-    print(f"gpu-{'-'.join(words)}.jsonl")
+    name = "rehearsal" if is_rehearsal else torch.cuda.get_device_name().lower().replace("nvidia", "")
+    print(f"gpu-{'-'.join(re.findall(r'[a-z0-9]+', name))}.jsonl")
 
 
 def circumstances(device: str, threads: int, *, is_rehearsal: bool = False) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def circumstances(device: str, threads: int, *, is_rehearsal: bool = False) -> d
         "capability": capability() if is_cuda else None,
         "driver": _driver() if is_cuda else None,
         "cuda": torch.version.cuda if is_cuda else None,
-        "triton": _triton(),
+        "triton": importlib.util.find_spec("triton") and metadata.version("triton"),
         "rehearsal": is_rehearsal,
     }
 
@@ -120,13 +114,6 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def _triton() -> str | None:
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

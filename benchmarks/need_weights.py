@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name in PASSES:
             start = {"what": "need_weights", "length": length, "pass": name}
             start |= {"width": WIDTH, "heads": HEADS, "max_distance": DISTANCE}
-            for record in measure_steps(steps(length, name), plan, start, against=("torch",)):
+            for record in measure_steps(steps(length, name), plan, start, against="torch"):
                 record["is_met"] = (
                     record["ratio_to"]["torch"] <= BOUND if record["side"] == "relpos" else None
                 )

@@ -7,7 +7,6 @@ Of several settings the one with the most lengths is drawn. On a GPU time is sho
 flash attention without positions, without and with a causal mask.
 """
 
-import argparse
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from aims import AIMED, AIMS
-from records import Record
+from records import Record, plain_parser
 from relpos.inspection._drawing import COLOURS, INK, MARKERS, PALE, new_figure, tidy
 from table import (
     FORM_NAMES,
@@ -42,9 +41,7 @@ RATIOS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4)
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="files that attention.py wrote with --json")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.png")
     options = parser.parse_args(arguments)

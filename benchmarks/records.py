@@ -60,11 +60,15 @@ def gibibytes(text: str) -> float:
     return found
 
 
+def plain_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the documentation of the script."""
+    style = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=style, allow_abbrev=False)
+
+
 def make_parser(doc: str | None, *, turns: int, seconds: float = 60.0) -> argparse.ArgumentParser:
     """A parser with the options that all benchmarks share."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = plain_parser(doc)
     add = parser.add_argument
     add("--turns", type=count, default=turns, help=f"turns of each side; default: {turns}")
     add("--seconds", type=at_least_zero, default=seconds, help="time for all turns; fewer turns beyond it")

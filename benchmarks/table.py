@@ -7,7 +7,6 @@
 If a setting was measured several times, the last record counts; of a GPU's records, those of the last run.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from aims import counts, verdicts
 from forms import FORMS
-from records import Record, read
+from records import Record, plain_parser, read
 
 TITLES = {"forward": "forward", "both": "forward and backward"}
 FORM_NAMES = {
@@ -29,8 +28,6 @@ FORM_NAMES = {
 }
 SECONDS = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 MEBIBYTES = ((1024, "GiB"), (1, "MiB"), (1 / 1024, "KiB"))
-# the form that all others are compared with
-BASELINES = ("sdpa", "sdpa_flash")
 # fields that no table of other benchmarks shows
 HIDDEN = ("side", "turns", "has_backward", "commit", "kernel", "run")
 # equal in all records of a section
@@ -114,9 +111,7 @@ def bounds_row(other: Record, own: Record) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the page, or write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="files that benchmarks wrote with --json")
     parser.add_argument("--out", type=Path, help="write the page there", metavar="FILE.md")
     parser.add_argument("--picture", type=Path, help="show this picture in the page", metavar="FILE.png")
@@ -184,16 +179,16 @@ def sentence(records: list[Record]) -> str:
     is_cuda = x["device"] == "cuda"
     parts = [
         x["device_name"],
-        *([] if is_cuda else [_counted(x["threads"], "thread")]),
+        "" if is_cuda else f"{x['threads']} thread{'s' * (x['threads'] != 1)}",
         x["dtype"],
         f"{x['batch'] * x['length']:,} tokens" if is_cuda else f"batch {x['batch']}",
-        f"{_counted(x['heads'], 'head')} of {x['d_k']}",
+        f"{x['heads']} head{'s' * (x['heads'] != 1)} of {x['d_k']}",
         f"k = {x['max_distance']}",
-        *(["causal"] if x["is_causal"] else []),
-        *([f"{x['padding']:.0%} padding"] if x["padding"] else []),
-        *([f"dropout {x['dropout']:g}"] if x["dropout"] else []),
+        "causal" if x["is_causal"] else "",
+        f"{x['padding']:.0%} padding" if x["padding"] else "",
+        f"dropout {x['dropout']:g}" if x["dropout"] else "",
     ]
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def measured_with(records: list[Record]) -> str:
@@ -211,12 +206,6 @@ def forms_in(records: Iterable[Record]) -> list[str]:
     return [name for name in FORM_NAMES if name in names] + [name for name in names if name not in FORMS]
 
 
-def baseline(records: Iterable[Record]) -> str:
-    """The form that the others are compared with."""
-    sides = {x["side"] for x in records}
-    return next((name for name in BASELINES if name in sides), BASELINES[0])
-
-
 def with_unit(value: float, units: tuple[tuple[float, str], ...] = SECONDS) -> str:
     """A number in the unit in which it is short, to three digits."""
     scale, unit = next((pair for pair in units if value >= pair[0]), units[-1])
@@ -225,7 +214,8 @@ def with_unit(value: float, units: tuple[tuple[float, str], ...] = SECONDS) -> s
 
 
 def _section(records: list[Record]) -> list[str]:
-    parts, base = [], baseline(records)
+    parts, sides = [], {x["side"] for x in records}
+    base = "sdpa_flash" if "sdpa_flash" in sides else "sdpa"
 
     def time(x: Record) -> str:
         to = "" if x["side"] == base or base not in x["ratio_to"] else f" ({x['ratio_to'][base]:.2f})"
@@ -298,10 +288,6 @@ def _others(records: list[Record]) -> list[str]:
         table = "\n".join([*head(["side", *names]), *rows])
         parts += [f"## {what}", table, measured_with(chosen)]
     return parts
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 if __name__ == "__main__":

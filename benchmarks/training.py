@@ -62,7 +62,7 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> list[Reco
     start |= {"vocabulary": options.vocabulary, "target_tokens": tokens}
     plan = Plan(options.turns, options.seconds, threads=options.threads)
     steps = {kind: partial(run, trained) for kind, trained in models.items()}
-    records = measure_steps(steps, plan, start, against=("marian",), shortest=0.0)
+    records = measure_steps(steps, plan, start, against="marian", shortest=0.0)
     return [x | {"target_tokens_per_second": round(tokens / x["seconds"])} for x in records]
 
 

@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     start["batch"] = list(batch["labels"].shape)
     print(*head(COLUMNS), sep="\n", flush=True)
     plan = Plan(options.turns, options.seconds, threads=options.threads)
-    for record in measure_steps(steps, plan, start, against=(first,), shortest=0.0):
+    for record in measure_steps(steps, plan, start, against=first, shortest=0.0):
         is_bounded = record["side"] == BOUNDED
         record["bound"] = BOUND if is_bounded else None
         record["is_met"] = record["ratio_to"][first] <= BOUND if is_bounded else None
