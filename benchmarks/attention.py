@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_rehearsal = parser.parse_args(arguments).cells == "rehearsal"
     if parser.parse_args(arguments).cells:
         # a GPU's forms need few turns and much memory
-        parser.set_defaults(turns=2 if is_rehearsal else 20, seconds=3.0, memory_limit=64.0)
+        parser.set_defaults(turns=1 if is_rehearsal else 20, seconds=3.0, memory_limit=64.0)
     options = parse(parser, arguments)
     if options.cells:
         require_gpu(is_rehearsal)

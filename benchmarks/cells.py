@@ -15,7 +15,7 @@ def cells(is_rehearsal: bool) -> list[tuple[Setting, list[str]]]:
     """Settings and their forms, the most important first; for a rehearsal three small ones on the CPU."""
     names = list(FORMS_ON_GPU)
     if is_rehearsal:
-        few = ((64, False, False), (64, False, True), (128, True, False))
+        few = ((32, False, False), (32, False, True), (64, True, False))
         return [
             (Setting(length, 1, 2, 16, 4, is_causal=is_causal, has_backward=has_backward), names)
             for length, is_causal, has_backward in few
