@@ -45,7 +45,8 @@ def _rows() -> list[Row]:
     ) -> Row:
         return Row(name, Setting(**setting), {"forward": forward, "both": both}, against=against)
 
-    memory = dict.fromkeys(("forward", "both"), MEMORY_BOUND)
+    memory: dict[str, float | None] = {"forward": MEMORY_BOUND, "both": MEMORY_BOUND}
+    once: dict[str, float | None] = {"forward": None}
     return [
         row("n 32, b 64", 0.9, 1.0, length=32, batch=64),
         row("n 64, b 32", 0.9, 1.0, length=64, batch=32),
@@ -64,22 +65,14 @@ def _rows() -> list[Row]:
         row("n 1024, the gather form", 0.1, 0.1, "gather", length=1024),
         row("labels, n 1024", None, None, length=1024, is_labelled=True),
         row("labels, n 1024, dense", None, None, "dense", length=1024, is_labelled=True),
-        *_decoding(),
+        *(
+            # all keys are allowed but those after a token
+            Row(f"{new} new, {keys} keys, b {batch}", Setting(keys, batch, queries=new, is_causal=True), once)
+            for new in (1, 4)
+            for batch in (1, 8)
+            for keys in (128, 1024, 8192, 65_536)
+        ),
         Row("peak memory, n 32768", Setting(length=32_768), memory, is_memory=True),
-    ]
-
-
-def _decoding() -> list[Row]:
-    """One or a few new tokens against a cache; all keys are allowed but those after a token."""
-    return [
-        Row(
-            f"{queries} new, {keys} keys, b {batch}",
-            Setting(length=keys, queries=queries, batch=batch, is_causal=True),
-            {"forward": None},
-        )
-        for queries in (1, 4)
-        for batch in (1, 8)
-        for keys in (128, 1024, 8192, 65_536)
     ]
 
 

@@ -17,7 +17,7 @@ def cells(is_rehearsal: bool) -> list[tuple[Setting, list[str]]]:
     if is_rehearsal:
         few = ((32, False, False), (32, False, True), (64, True, False))
         return [
-            (Setting(length, 1, 2, 16, 4, is_causal=is_causal, has_backward=has_backward), names)
+            (Setting(length, 1, 1, 16, 4, is_causal=is_causal, has_backward=has_backward), names)
             for length, is_causal, has_backward in few
         ]
     found = []

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 
 from forms import PASSES, Setting
 from harness import Plan, compare, find, start_record
@@ -33,9 +34,7 @@ def grids() -> dict[str, list[Setting]]:
         "length": [Setting(length=n, batch=b) for n in lengths for b in dict.fromkeys((1, TOKENS // n))],
         "queries": [
             Setting(length=keys, queries=queries, batch=b, is_causal=True)
-            for queries in (1, 4, 16)
-            for keys in (16, 128, 1024, 8192)
-            for b in (1, 8)
+            for queries, keys, b in product((1, 4, 16), (16, 128, 1024, 8192), (1, 8))
         ],
         "k": [replace(x, max_distance=k) for k in (0, 4, 64, 256) for x in some],
         "labels": [replace(x, is_labelled=True) for x in some],

@@ -144,16 +144,10 @@ def circumstances() -> Record:
 
     folder = Path(relpos.__file__).parent / "backends" / "triton"
     sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
-    return {
-        "what": "kernel_resources",
-        "device": None,
-        "how": "compiled without a device",
-        "triton": metadata.version("triton"),
-        "ptxas": knobs.nvidia.ptxas.version,
-        "torch": torch.__version__,
-        "commit": commit(),
-        "sources": hashlib.sha256(sources).hexdigest()[:8],
-    }
+    found = {"what": "kernel_resources", "device": None, "how": "compiled without a device"}
+    found |= {"triton": metadata.version("triton"), "ptxas": knobs.nvidia.ptxas.version}
+    found |= {"torch": torch.__version__, "commit": commit()}
+    return found | {"sources": hashlib.sha256(sources).hexdigest()[:8]}
 
 
 def compiled(cases: Iterable[Case], targets: list[Target], jobs: int) -> Iterator[Record]:
@@ -258,12 +252,10 @@ def _inputs(case: Case) -> Inputs:
     is_left_out = [f"without {name}" in case.options for name in ("rel_k", "rel_v")]
     tables = [None if left_out else make(2 * k + 1, case.width) for left_out in is_left_out]
     pairs = (BATCH, 1, length, length)
-    values: dict[str, tuple[str, Any]] = {
-        "key_lengths": ("key_lengths", torch.full((BATCH,), length)),
-        "bool mask": ("attn_mask", torch.ones(pairs, dtype=torch.bool)),
-        "float mask": ("attn_mask", torch.zeros(pairs, dtype=dtype)),
-        "dropout": ("dropout_p", 0.1),
-    }
+    values: dict[str, tuple[str, Any]] = {"key_lengths": ("key_lengths", torch.full((BATCH,), length))}
+    values["bool mask"] = ("attn_mask", torch.ones(pairs, dtype=torch.bool))
+    values["float mask"] = ("attn_mask", torch.zeros(pairs, dtype=dtype))
+    values["dropout"] = ("dropout_p", 0.1)
     options = dict(values[word] for word in case.options if word in values)
     if "relations" in case.options:
         relations = torch.zeros(pairs, dtype=torch.int64)
@@ -296,12 +288,9 @@ def read_report(text: str) -> Record:
     if not registers or not spills:
         raise ValueError(f"ptxas must report registers and spills; got {text[:200]!r}.")
     stores, loads = (sum(int(pair[i]) for pair in spills) for i in (0, 1))
-    return {
-        "registers": max(map(int, registers)),
-        "spill_stores": stores,
-        "spill_loads": loads,
-        "shared": sum(map(int, re.findall(r"(\d+) bytes smem", text))),
-    }
+    shared = sum(map(int, re.findall(r"(\d+) bytes smem", text)))
+    found = {"registers": max(map(int, registers)), "spill_stores": stores, "spill_loads": loads}
+    return found | {"shared": shared}
 
 
 def programs(registers: int, warps: int, shared: int, target: Target) -> dict[str, int]:

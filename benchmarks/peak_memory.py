@@ -7,6 +7,7 @@ CUDA the memory of torch's allocator. The limit holds on Linux and on CUDA.
 import ctypes
 import gc
 import multiprocessing
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import torch
 
 MIB = 1 << 20
 STATUS = Path("/proc/self/status")
+Make = Callable[[], Callable[[], Any]]
 
 
 class OverLimit(Exception):  # noqa: N818
@@ -45,12 +47,7 @@ def limited(num_bytes: int, device: str = "cpu") -> Iterator[None]:
 
 
 def peak_mib(
-    make: Callable[[], Callable[[], Any]],
-    *,
-    limit: int,
-    device: str = "cpu",
-    threads: int = 1,
-    warm_up: Callable[[], Callable[[], Any]] | None = None,
+    make: Make, *, limit: int, device: str = "cpu", threads: int = 1, warm_up: Make | None = None
 ) -> float:
     """The most memory, in MiB, that a call held at one time beyond its inputs; its results count.
 
@@ -87,7 +84,7 @@ def peak_mib(
     return answer
 
 
-def _answer(sender: Any, make: Callable, limit: int, threads: int, warm_up: Callable | None) -> None:
+def _answer(sender: Any, make: Make, limit: int, threads: int, warm_up: Make | None) -> None:
     """In the new process: send the peak, or the error."""
     try:
         torch.set_num_threads(threads)
@@ -110,7 +107,7 @@ def _answer(sender: Any, make: Callable, limit: int, threads: int, warm_up: Call
         sender.send(error)
 
 
-def _cuda_peak(make: Callable, limit: int) -> float:
+def _cuda_peak(make: Make, limit: int) -> float:
     gc.collect()
     torch.cuda.empty_cache()
     with limited(limit, "cuda"):
@@ -155,10 +152,9 @@ def _bound_cuda(num_bytes: int) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    words = ("can't allocate memory", "not enough memory", "could not allocate")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        word in str(error).lower() for word in words
-    )
+    words = r"can't allocate memory|not enough memory|could not allocate"
+    is_known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return is_known or re.search(words, str(error).lower()) is not None
 
 
 def _reset_peak() -> int:
@@ -181,8 +177,7 @@ def _peak() -> int:
 
 def _status(name: str) -> int:
     """A line of /proc/self/status, in bytes."""
-    line = next(x for x in STATUS.read_text().splitlines() if x.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+    return int(STATUS.read_text().partition(f"{name}:")[2].split()[0]) * 1024
 
 
 def _c(name: str, *numbers: int) -> None:

@@ -2,7 +2,6 @@
 
     python benchmarks/table.py benchmarks/results/attention.jsonl benchmarks/results/bounds.jsonl
         --out docs/attention.md --picture docs/attention.png
-    python benchmarks/table.py benchmarks/results/gpu-h200.jsonl
 
 If a setting was measured several times, the last record counts; of a GPU's records, those of the last run.
 """
