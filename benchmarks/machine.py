@@ -5,7 +5,6 @@
 prints the name of the file for the records of this machine's GPU, or the reason why it cannot measure.
 """
 
-import argparse
 import hashlib
 import importlib.util
 import platform
@@ -19,12 +18,13 @@ from typing import Any
 
 import torch
 
+from records import plain_parser
 from relpos.backends import cpu
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the name of the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = plain_parser(__doc__)
     parser.add_argument("--rehearse", action="store_true", help="name the file of a rehearsal on the CPU")
     is_rehearsal = parser.parse_args(arguments).rehearse
     require_gpu(is_rehearsal)
