@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             append(options.json, record)
             print(show(record, COLUMNS), flush=True)
         records += found
-        if any(x["is_failure"] for x in found) and Clock(setting.device).is_lost():
+        if any(x["is_failure"] for x in found) and Clock.is_lost(setting.device):
             print("error: a form broke the GPU. Start the same --run again.", file=sys.stderr)
             return 3
     return int(any(x.get("is_failure") and x["side"] in OURS for x in records))

@@ -142,7 +142,7 @@ def test_a_form_that_breaks_the_gpu_is_left_out_when_the_run_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(harness, "check", breaks)
-        patched.setattr(harness.Clock, "is_lost", lambda _: True)
+        patched.setattr(harness.Clock, "is_lost", lambda *_: True)
         status, records = run("attention", "--cells=rehearsal", "--run=one")
     assert (status, [(x["side"], x["is_failure"]) for x in records]) == (3, [("merged", True)])
     # the failure is known, and still counts; without time nothing else begins
