@@ -1,200 +1,110 @@
-"""Time and memory of attention: torch's without positions, two forms of other libraries, relpos' backends.
+"""Time and memory of attention: torch's without positions, forms of other libraries, relpos's backends.
 
     python benchmarks/attention.py --lengths 64 256 1024 --pass forward both --json FILE
+    python benchmarks/attention.py --cells gpu --budget 240 --json FILE
 
-All forms take turns in one process, in a random order. `seconds` is one call, the median over the turns;
-`ratio_to_sdpa` the median of the ratios to scaled_dot_product_attention in the same turn; `peak_mib` the most
-memory that a call held at one time: inputs and masks excluded, outputs and gradients included. A pass is
-"forward", or "both": forward, then the gradients of query, key, value and both tables.
+All forms take turns in one process, in a random order. Time is that of one call, the median over the turns,
+and ratios are medians of the ratios within a turn. Memory is the most that a call held at one time: inputs
+and masks excluded, outputs and gradients included. A pass is "forward", or "both": forward, then the
+gradients of query, key, value and both tables.
+
+With --cells the settings are those of cells.py: on a GPU, or small ones on the CPU for a rehearsal, which
+measures nothing. Each form is compared with the reference before it is timed. No cell begins after --budget.
+The same --run goes on where it ended.
+
+Exit status: 0; 1 if a backend of relpos failed; 2 for wrong use, or without a GPU; 3 if a form broke the GPU
+for this process, and the same --run should be started again.
 """
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from attention_forms import DTYPES, ON_CPU, Setting, make_step, make_tensors, why_not
-from measuring import Plan, ratio, time_forms
-from peak_memory import OverLimit, peak_mib
-from records import append, circumstances, count, gibibytes, number, seconds, share, writable
+from cells import cells
+from forms import DTYPES, FORMS, ON_CPU, PASSES, Setting
+from harness import Clock, Plan, compare, say, start_record
+from machine import require_gpu
+from records import append, at_least_zero, count, make_parser, number, parse, read_or_end, share
+from relpos.backends import BACKENDS
+from table import head, show
 
-COLUMNS = "{:>9}  {:8}  {:>7}  {:>12}  {:>8}  {:>10}"
+COLUMNS = ("side", "pass", "is_causal", "d_k", "max_distance", "length")
+OURS = {backend.name for backend in BACKENDS}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure, print a table and append a line of JSON for each row to --json."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, and return the exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    for name in ("passes", "backends"):
-        setattr(options, name, list(dict.fromkeys(getattr(options, name))))
-    if options.device == "cuda" and not torch.cuda.is_available():
+    is_rehearsal = parser.parse_args(arguments).cells == "rehearsal"
+    if parser.parse_args(arguments).cells:
+        # a GPU's forms need few turns and much memory
+        parser.set_defaults(turns=1 if is_rehearsal else 20, seconds=3.0, memory_limit=64.0)
+    options = parse(parser, arguments)
+    if options.cells:
+        require_gpu(is_rehearsal)
+    elif options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch sees no CUDA device here; use --device cpu")
-    torch.set_num_threads(options.threads)
-    writable(parser, options.json)
-    print(COLUMNS.format("form", "pass", "length", "median", "to sdpa", "peak MiB"), flush=True)
-    for length in options.lengths:
-        for name in options.passes:
-            for record in measure(_setting(length, name == "both", options), options):
-                print(_row(record), flush=True)
-                append(options.json, record)
-
-
-def measure(setting: Setting, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A record for each form of options.backends, sdpa first.
-
-    Returns:
-        Dicts whose seconds, ratio_to_sdpa and peak_mib are None where `reason` says why the form did not run.
-    """
-    names = ["sdpa", *(name for name in options.backends if name != "sdpa")]
-    plan = Plan(options.turns, options.seconds, round(options.memory_limit * 2**30))
-    say = partial(_say, setting)
-    peaks, reasons = _peaks(names, setting, plan, options, say) if options.memory else ({}, {})
-    taken, others = time_forms([name for name in names if name not in reasons], setting, plan, say)
-    reasons |= others
-    common = _common(setting, options)
-    return [
-        {
-            "backend": name,
-            **common,
-            **_timing(taken.get(name), taken.get("sdpa")),
-            "peak_mib": round(peaks[name], 2) if name in taken and name in peaks else None,
-            "reason": reasons.get(name),
-        }
-        for name in names
-    ]
-
-
-def _peaks(
-    names: list[str],
-    setting: Setting,
-    plan: Plan,
-    options: argparse.Namespace,
-    say: Callable[[str], None],
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Peak memory of each form in MiB, and why the others have none."""
-    peaks: dict[str, float] = {}
-    reasons: dict[str, str] = {}
-    tensors = make_tensors(setting)
-    for name in names:
-        if against := why_not(name, setting, tensors):
-            reasons[name] = "; ".join(against)
+    plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads)
+    plan = plan._replace(is_checked=bool(options.cells), has_memory=options.memory and not is_rehearsal)
+    against = ("sdpa_flash", "gather") if options.cells else ("sdpa",)
+    records = [x for x in read_or_end(parser, options.json) if x.get("run") == options.run]
+    print(*head(COLUMNS), sep="\n", flush=True)
+    end = time.monotonic() + (options.budget if options.cells else float("inf"))
+    for setting, names in cells(is_rehearsal) if options.cells else _settings(options):
+        done = {x["side"] for x in records if asdict(setting).items() <= x.items()}
+        names = [name for name in names if name not in done]
+        start = start_record(
+            "attention", setting, options.threads, is_rehearsal=is_rehearsal, run=options.run
+        )
+        if names and time.monotonic() >= end:
+            say(start, "left out, because the budget is spent")
             continue
-        say(f"memory of {name}")
-        try:
-            peaks[name] = _peak_of(name, setting, plan.memory_limit, options.threads)
-        except (OverLimit, ChildProcessError) as error:
-            reasons[name] = str(error)
-    return peaks, reasons
+        found = compare(names, setting, plan, start, against=against) if names else []
+        for record in found:
+            append(options.json, record)
+            print(show(record, COLUMNS), flush=True)
+        records += found
+        if any(x["is_failure"] for x in found) and Clock.is_lost(setting.device):
+            print("error: a form broke the GPU. Start the same --run again.", file=sys.stderr)
+            return 3
+    return int(any(x.get("is_failure") and x["side"] in OURS for x in records))
 
 
-def _peak_of(name: str, setting: Setting, limit: int, threads: int) -> float:
-    small = replace(setting, length=min(128, setting.length))
-    return peak_mib(
-        partial(make_step, name, setting),
-        limit=limit,
-        device=setting.device,
-        threads=threads,
-        warm_up=partial(make_step, name, small),
-    )
-
-
-def _timing(own: list[float] | None, sdpa: list[float] | None) -> dict[str, Any]:
-    if own is None:
-        return {"seconds": None, "ratio_to_sdpa": None, "ratio_quartiles": None, "turns": 0}
-    timing: dict[str, Any] = {
-        "seconds": statistics.median(own),
-        "ratio_to_sdpa": None,
-        "ratio_quartiles": None,
-    }
-    if sdpa is not None:
-        found = ratio(own, sdpa)
-        timing |= {"ratio_to_sdpa": found["ratio"], "ratio_quartiles": found["ratio_quartiles"]}
-    return {**timing, "turns": len(own)}
-
-
-def _common(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    """What the records of one setting share."""
-    return {
-        "pass": "both" if setting.has_backward else "forward",
-        "dtype": setting.dtype,
-        "batch": setting.batch,
-        "heads": setting.heads,
-        "length": setting.length,
-        "d_k": setting.d_k,
-        "max_distance": setting.max_distance,
-        "is_causal": setting.is_causal,
-        "padding": setting.padding,
-        "dropout": setting.dropout,
-        **circumstances(setting.device, options.threads),
-        "memory_limit_gib": options.memory_limit,
-    }
-
-
-def _setting(length: int, has_backward: bool, options: argparse.Namespace) -> Setting:
-    return Setting(
-        length=length,
-        batch=options.batch,
-        heads=options.heads,
-        d_k=options.d_k,
-        max_distance=options.max_distance,
-        dtype=options.dtype,
-        device=options.device,
-        is_causal=options.causal,
-        padding=options.padding,
-        dropout=options.dropout,
-        has_backward=has_backward,
-    )
+def _settings(options: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
+    """The settings that the options name, and their forms."""
+    given = {x: getattr(options, x) for x in asdict(Setting(1)) if hasattr(options, x)}
+    for length in options.lengths:
+        for name in dict.fromkeys(options.passes):
+            setting = Setting(length=length, has_backward=name == "both", **given)
+            yield setting, list(dict.fromkeys(["sdpa", *options.backends]))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__, turns=15)
     add = parser.add_argument
     add("--lengths", nargs="+", type=count, default=[64, 256, 1024], help="tokens", metavar="N")
-    add("--pass", nargs="+", choices=("forward", "both"), default=["forward", "both"], dest="passes")
-    add("--backends", nargs="+", choices=ON_CPU, default=ON_CPU, help="sdpa always runs")
+    add("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
+    add("--backends", nargs="+", choices=FORMS, default=ON_CPU, help="forms; sdpa always runs")
     add("--batch", type=count, default=1)
     add("--heads", type=count, default=8)
     add("--d-k", type=count, default=64, help="width of a head")
     add("--max-distance", type=partial(number, int, 0, float("inf")), default=16, help="k")
     add("--dtype", choices=DTYPES, default="float32")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--causal", action="store_true", help="no query attends to a later key")
+    add("--causal", action="store_true", dest="is_causal", help="no query attends to a later key")
     add("--padding", type=share, default=0.0, help="share of each sequence that is padding, 0 to 1")
     add("--dropout", type=share, default=0.0, help="probability of dropping a weight, 0 to 1")
-    add("--turns", type=count, default=15, help="of each form")
-    add("--seconds", type=seconds, default=60.0, help="fewer turns beyond that")
-    add("--threads", type=count, default=torch.get_num_threads())
-    add("--no-memory", action="store_false", dest="memory", help="time only")
-    add("--memory-limit", type=gibibytes, default=8.0, help="GiB; skip beyond it")
-    add("--json", type=Path, help="append a line for each row", metavar="FILE")
+    add("--no-memory", action="store_false", dest="memory", help="measure time only")
+    add("--cells", choices=("gpu", "rehearsal"), help="measure the settings of cells.py, not those above")
+    add("--budget", type=at_least_zero, default=240.0, help="seconds after which no cell begins")
+    add("--run", default=time.strftime("%Y-%m-%dT%H:%M:%S"), help="name of the run; default: the time")
     return parser
 
 
-def _row(record: dict[str, Any]) -> str:
-    start = (record["backend"], record["pass"], record["length"])
-    if record["seconds"] is None:
-        return COLUMNS.format(*start, "skipped:", "", "").rstrip() + f" {record['reason']}"
-    to_sdpa, peak = (record[name] for name in ("ratio_to_sdpa", "peak_mib"))
-    return COLUMNS.format(
-        *start,
-        f"{record['seconds'] * 1e3:.3f} ms",
-        "-" if to_sdpa is None else f"{to_sdpa:.2f}",
-        "-" if peak is None else f"{peak:.1f}",
-    )
-
-
-def _say(setting: Setting, what: str) -> None:
-    passes = "both" if setting.has_backward else "forward"
-    print(f"length {setting.length}, {passes}: {what}", file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,54 +1,32 @@
-"""The CPU kernel beside torch's attention: every row that it has a bound for, and whether it is met.
+"""The CPU kernel beside torch's attention: every setting that it has a bound for, and whether it is met.
 
     python benchmarks/bounds.py --threads 2 --json benchmarks/results/bounds.jsonl
 
-Prints a Markdown table. A ratio is time of the form over time of what it is held against, the median over
-turns in one process; unless a row says otherwise float32, 8 heads of 64, k 16. With --json a row that was
-measured before, by the same kernel, commit and threads, is read and not measured again.
+Prints a Markdown table. A ratio is the time of the form over the time of the other, the median over turns in
+one process; unless a row says otherwise float32, 8 heads of 64, k 16. With --json a row that was measured
+before, with the same kernel, commit and threads, is read and not measured again.
 """
 
-import argparse
-import statistics
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from attention_forms import Setting, make_step
-from measuring import Plan, ratio, time_forms
-from peak_memory import OverLimit, peak_mib
-from records import append, circumstances, count, gibibytes, read, seconds, writable
+from forms import NUM_TENSORS, Setting
+from harness import Plan, compare, find, start_record
+from records import Record, append, make_parser, parse, read_or_end
+from table import BOUNDS_HEAD, bounds_row
 
-PASSES = ("forward", "both")
-COLUMNS = ("row", "pass", "form", "against", "its own", "the other's", "ratio", "bound", "met")
-# what a record must share with a row to stand for it, beside the setting
-SAME = ("row", "pass", "form", "against", "threads", "device_name", "torch", "commit", "kernel")
-SAME += tuple(asdict(Setting(length=1)))
-SECTION = """\
-## The CPU kernel and its bounds
-
-Each row holds one form against another, as the median over turns in one process; where nothing else is said
-in float32 with 8 heads of 64 and k = 16. `sdpa` is `scaled_dot_product_attention` without positions: for
-padding with a bool mask [batch, 1, 1, key], for several new tokens with the mask that hides the keys after
-each. Memory is what a call held beyond its inputs and outputs, the gradients among them.
-
-    python benchmarks/bounds.py --threads 2 --json benchmarks/results/bounds.jsonl
-
-A run that ended early goes on where it stopped. `benchmarks/crossover.py` measures all backends over a grid,
-and `benchmarks/translator_step.py` a training step."""
 MEMORY_BOUND = 64.0  # MiB beyond inputs and outputs
 
 
 class Row(NamedTuple):
-    """One setting, a form, what it is held against, and the highest ratio allowed.
+    """A setting, a form, the form that it is compared with, and the highest ratio allowed.
 
     Args:
-        bounds: of each pass that is measured; None where the ratio is reported only.
-        is_memory: whether peak memory beyond inputs and outputs is measured, and the bound is in MiB.
+        bounds: of each pass that is measured; None if the ratio has no bound.
+        is_memory: measure peak memory beyond inputs and outputs; the bound is in MiB.
     """
 
     name: str
@@ -67,6 +45,8 @@ def _rows() -> list[Row]:
     ) -> Row:
         return Row(name, Setting(**setting), {"forward": forward, "both": both}, against=against)
 
+    memory: dict[str, float | None] = {"forward": MEMORY_BOUND, "both": MEMORY_BOUND}
+    once: dict[str, float | None] = {"forward": None}
     return [
         row("n 32, b 64", 0.9, 1.0, length=32, batch=64),
         row("n 64, b 32", 0.9, 1.0, length=64, batch=32),
@@ -85,179 +65,80 @@ def _rows() -> list[Row]:
         row("n 1024, the gather form", 0.1, 0.1, "gather", length=1024),
         row("labels, n 1024", None, None, length=1024, is_labelled=True),
         row("labels, n 1024, dense", None, None, "dense", length=1024, is_labelled=True),
-        *_decoding(),
-        Row(
-            "peak memory, n 32768",
-            Setting(length=32_768),
-            dict.fromkeys(PASSES, MEMORY_BOUND),
-            is_memory=True,
+        *(
+            # all keys are allowed but those after a token
+            Row(f"{new} new, {keys} keys, b {batch}", Setting(keys, batch, queries=new, is_causal=True), once)
+            for new in (1, 4)
+            for batch in (1, 8)
+            for keys in (128, 1024, 8192, 65_536)
         ),
-    ]
-
-
-def _decoding() -> list[Row]:
-    """One or a few new tokens against a cache; all keys are allowed but those after a token."""
-    return [
-        Row(
-            f"{queries} new, {keys} keys, b {batch}",
-            Setting(length=keys, queries=queries, batch=batch, is_causal=True),
-            {"forward": None},
-        )
-        for queries in (1, 4)
-        for batch in (1, 8)
-        for keys in (128, 1024, 8192, 65_536)
+        Row("peak memory, n 32768", Setting(length=32_768), memory, is_memory=True),
     ]
 
 
 ROWS = _rows()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure what --json does not hold, print a table, and count the bounds that are met."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+def main(arguments: list[str] | None = None) -> int:
+    """Measure the rows that --json does not hold, print a table, and count the bounds that are met."""
+    parser = make_parser(__doc__, turns=15)
+    text = "rows whose name contains one of these"
+    parser.add_argument("--rows", nargs="+", default=[""], help=text, metavar="TEXT")
+    options = parse(parser, arguments)
     rows = [row for row in ROWS if any(text in row.name for text in options.rows)]
     if not rows:
         names = "; ".join(row.name for row in ROWS)
         parser.error(
             f"argument --rows: must be part of the name of a row; got {options.rows}. Rows: {names}."
         )
-    torch.set_num_threads(options.threads)
-    writable(parser, options.json)
-    try:
-        # what did not run may run now
-        records = [x for x in read(options.json) if "row" in x and not x.get("reason")]
-    except ValueError as error:
-        parser.error(f"argument --json: {error}")
-    done = {_identity(record): record for record in records}
-    print(*HEAD, sep="\n", flush=True)
+    known = read_or_end(parser, options.json)
+    print(*BOUNDS_HEAD, sep="\n", flush=True)
     records = []
     for row in rows:
         for name in row.bounds:
-            start = {"row": row.name, "pass": name, "form": row.form, "against": row.against}
             setting = replace(row.setting, has_backward=name == "both")
-            start |= asdict(setting) | circumstances("cpu", options.threads)
-            record = done.get(_identity(start))
-            if record is None:
-                record = start | measure(row, setting, options)
-                append(options.json, record)
-            records.append(record)
-            print(_line(_cells(record)), flush=True)
-    with_bound = [record for record in records if record["bound"] is not None]
+            start = start_record("bounds", setting, options.threads, row=row.name)
+            sides = (row.against, row.form)
+            pair = find(known, start, sides, "row")
+            if len(pair) < len(sides):
+                plan = Plan(options.turns, options.seconds, options.memory_limit, options.threads)
+                pair = measure(row, setting, plan, start)
+                for record in pair:
+                    append(options.json, record)
+            records.append(pair[-1])
+            print(bounds_row(*pair), flush=True)
+    with_bound = [x for x in records if x["bound"] is not None]
     print(f"\n{sum(bool(x['is_met']) for x in with_bound)} of {len(with_bound)} bounds are met")
+    return int(any(x["is_failure"] for x in records))
 
 
-def measure(row: Row, setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    """What one pass took, and whether its bound is met. What has a reason was not measured."""
-    name = "both" if setting.has_backward else "forward"
-    plan = Plan(options.turns, options.seconds, round(options.memory_limit * 2**30))
-
-    def say(what: str) -> None:
-        print(f"{row.name}, {name}: {what}", file=sys.stderr, flush=True)
-
-    found = (_memory if row.is_memory else _time)(row, setting, plan, options.threads, say)
-    bound = row.bounds[name]
-    value = found["own"] if row.is_memory else found["ratio"]
-    return {
-        "unit": "MiB" if row.is_memory else "seconds",
-        "bound": bound,
-        **found,
-        "is_met": None if bound is None or value is None else value <= bound,
-    }
-
-
-def section(records: Iterable[dict[str, Any]]) -> str:
-    """A section of a Markdown page; of several records of the same row and pass the last one counts."""
-    latest = {tuple(x[name] for name in SAME[:4]): x for x in records}
-    lines = [*HEAD, *(_line(_cells(record)) for record in latest.values())]
-    return "\n".join([SECTION, "", *lines])
-
-
-def _time(row: Row, setting: Setting, plan: Plan, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
-    taken, reasons = time_forms((row.against, row.form), setting, plan, say)
-    if reasons:
-        return _nothing("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-    own, other = taken[row.form], taken[row.against]
-    return {
-        "own": statistics.median(own),
-        "other": statistics.median(other),
-        **ratio(own, other),
-        "turns": len(own),
-        "reason": None,
-    }
-
-
-def _memory(
-    row: Row, setting: Setting, plan: Plan, threads: int, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """MiB beyond inputs and outputs, which are the gradients too where there are any."""
-    peaks = []
-    for name in (row.form, row.against):
-        say(name)
-        small = partial(make_step, name, replace(setting, length=128))
-        try:
-            step = partial(make_step, name, setting)
-            peak = peak_mib(step, limit=plan.memory_limit, threads=threads, warm_up=small)
-        except (OverLimit, ChildProcessError, NotImplementedError) as error:
-            return _nothing(f"{name}: {error}")
-        peaks.append(peak - output_mib(name, setting))
-    own, other = (round(peak, 2) for peak in peaks)
-    return {"own": own, "other": other, "ratio": None, "ratio_quartiles": None, "turns": 1, "reason": None}
-
-
-def _nothing(reason: str) -> dict[str, Any]:
-    names = ("own", "other", "ratio", "ratio_quartiles")
-    return {**dict.fromkeys(names), "turns": 0, "reason": reason}
+def measure(row: Row, setting: Setting, plan: Plan, start: Record) -> list[Record]:
+    """The records of both forms, the row's own last. Memory is beyond inputs and outputs."""
+    if row.is_memory:
+        plan = plan._replace(turns=0, has_memory=True)
+    bound = row.bounds[start["pass"]]
+    other, own = compare((row.against, row.form), setting, plan, start, against=(row.against,))
+    for record in (other, own):
+        if record["peak_mib"] is not None:
+            record["peak_mib"] = round(record["peak_mib"] - output_mib(record["side"], setting), 2)
+    value = own["peak_mib"] if row.is_memory else own["ratio_to"].get(row.against)
+    is_met = None if bound is None or value is None else value <= bound
+    mark = {"is_memory": row.is_memory}
+    return [
+        {**other, **mark, "against": None, "bound": None, "is_met": None},
+        {**own, **mark, "against": row.against, "bound": bound, "is_met": is_met},
+    ]
 
 
 def output_mib(name: str, setting: Setting) -> float:
-    """MiB of what one call returns: out, and with a backward pass the gradients of what the form is given."""
-    num_bytes = getattr(torch, setting.dtype).itemsize
+    """MiB of the results of one call: out and, with a backward pass, the gradients."""
     of_a_token = setting.batch * setting.heads * setting.d_k
     numbers = of_a_token * setting.num_queries
     if setting.has_backward:
         numbers += of_a_token * (setting.num_queries + 2 * setting.length)
-        numbers += 0 if name == "sdpa" else 2 * (2 * setting.max_distance + 1) * setting.d_k
-    return numbers * num_bytes / 2**20
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-HEAD = (_line(COLUMNS), _line(["---"] * 4 + ["--:"] * 4 + ["---"]))
-
-
-def _identity(record: dict[str, Any]) -> tuple:
-    return tuple(record.get(name) for name in SAME)
-
-
-def _cells(record: dict[str, Any]) -> list[str]:
-    start = [record[name] for name in ("row", "pass", "form", "against")]
-    if record["reason"]:
-        return [*start, *["-"] * 4, record["reason"]]
-    is_memory = record["unit"] == "MiB"
-    values = [f"{x:.1f} MiB" if is_memory else f"{x * 1e3:.3f} ms" for x in (record["own"], record["other"])]
-    found = "-" if is_memory else f"{record['ratio']:.2f}"
-    if record["bound"] is None:
-        return [*start, *values, found, "-", "-"]
-    bound = f"{record['bound']:g} MiB" if is_memory else f"{record['bound']:.2f}"
-    return [*start, *values, found, bound, "yes" if record["is_met"] else "no"]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--rows", nargs="+", default=[""], help="those whose name has one of these in it", metavar="TEXT")
-    add("--turns", type=count, default=15, help="of each form")
-    add("--seconds", type=seconds, default=60.0, help="fewer turns beyond that, for each row and pass")
-    add("--threads", type=count, default=torch.get_num_threads())
-    add("--memory-limit", type=gibibytes, default=8.0, help="GiB; skip beyond it")
-    add("--json", type=Path, help="append a line for each row; go on where it ends", metavar="FILE")
-    return parser
+        numbers += (NUM_TENSORS.get(name, 5) - 3) * (2 * setting.max_distance + 1) * setting.d_k
+    return numbers * getattr(torch, setting.dtype).itemsize / 2**20
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,14 +1,13 @@
-"""What the GPU kernels take of a multiprocessor: registers, spills, shared memory. No GPU is needed.
+"""Registers, spills and shared memory of the GPU kernels, compiled without a GPU.
 
-    python benchmarks/kernel_resources.py --json FILE.jsonl [--markdown FILE.md]
+    python benchmarks/kernel_resources.py --cases "bfloat16 d 64" --json FILE
 
 Every kernel is compiled ahead of time for compute capability 8.0 and 9.0, as it would be launched there, and
-the assembler's report is printed as a Markdown table, of which --markdown keeps the plain case. Nothing runs,
-so nothing here is a measurement. Exit status 1, with a sentence for each, where a kernel does not compile,
-spills in bfloat16 at d 64, or needs more shared memory than a program may have; 2 for wrong use.
+the assembler's report is printed as a Markdown table. Nothing runs, so nothing here is a measurement. Exit
+status 1, with a sentence for each, if a kernel does not compile, spills in bfloat16 at d 64, or needs more
+shared memory than a program may have; 2 for wrong use.
 """
 
-import argparse
 import hashlib
 import io
 import os
@@ -32,25 +31,15 @@ from torch import Tensor
 
 import relpos
 from machine import commit
-from records import append, count, writable
+from records import Record, append, count, plain_parser, writable
 from relpos._inputs import Inputs, check, check_relations
-
-Record = dict[str, Any]
+from table import line
 
 # of a multiprocessor of every target; each of its four parts gives registers to warps, 256 at a time
 REGISTERS, WARPS, PROGRAMS, PARTS = 65_536, 64, 32, 4
 KIB = 1024
 COLUMNS = ("kernel", "target", "dtype", "d", "compiled in", "blocks", "warps", "stages")
-NUMBERS = (
-    "registers",
-    "spilled bytes",
-    "shared bytes",
-    "of",
-    "programs by registers",
-    "warps",
-    "shared",
-    "all",
-)
+NUMBERS = ("registers", "spilled bytes", "shared bytes", "programs at once")
 BATCH, HEADS, LENGTH = 2, 8, 1024
 
 
@@ -63,8 +52,7 @@ class Target(NamedTuple):
     shared_of_program: int
 
 
-# of those 1 KiB for each program is the system's; sizes of blocks for 8.0 serve 8.6 and 8.9 as well, where a
-# program may have the least
+# sizes of blocks for 8.0 serve 8.6 and 8.9 as well, where a program may have the least
 TARGETS = {
     "sm_80": Target("sm_80", 80, 164 * KIB, 99 * KIB),
     "sm_90": Target("sm_90", 90, 228 * KIB, 227 * KIB),
@@ -72,7 +60,7 @@ TARGETS = {
 
 
 class Case(NamedTuple):
-    """What kernels are compiled for. Options are words of `_inputs` and `compile_case`."""
+    """The shapes and features that kernels are compiled for. Options are words of `_inputs`."""
 
     dtype: str = "bfloat16"
     width: int = 64
@@ -86,36 +74,24 @@ class Case(NamedTuple):
 
     @property
     def compiled_in(self) -> str:
-        """The part of its name that is neither the dtype nor the width of heads."""
+        """The name without the dtype and the width of heads."""
         return f"k {self.max_distance} {', '.join(self.options) or 'plain'}"
 
 
-# at d 64 and k 16 in bfloat16
-OPTIONS = (
-    (),
-    ("causal",),
-    ("inference",),
-    ("key_lengths",),
-    ("bool mask",),
-    ("float mask",),
-    ("dropout",),
-    ("key_lengths", "causal", "dropout"),
-    ("key_lengths", "float mask", "dropout"),
-    ("relations",),
-    ("relations", "deterministic"),
-    ("relations", "dropout"),
-    ("without rel_v",),
-    ("without rel_k",),
-    ("without rel_k", "without rel_v"),
-    ("grouped",),
-    ("grouped", "causal"),
-    ("grouped", "key_lengths", "float mask", "dropout", "causal"),
-    ("odd length",),
-)
-# what is read for each pair, and drawn
+# at d 64 and k 16 in bfloat16; a line has several sets of options
+OPTIONS = """
+plain; causal; inference; key_lengths; bool mask; float mask; dropout
+key_lengths, causal, dropout; key_lengths, float mask, dropout
+relations; relations, deterministic; relations, dropout
+without rel_v; without rel_k; without rel_k, without rel_v
+grouped; grouped, causal; grouped, key_lengths, float mask, dropout, causal; odd length
+"""
+WORDS = [tuple(text.strip().split(", ")) for text in re.split("[;\n]", OPTIONS.strip())]
+# read or drawn for each pair
 GENERAL = (("bool mask", "dropout"), ("float mask", "dropout"), ("relations", "dropout"))
+WIDTHS = (("bfloat16", 128), ("bfloat16", 256), ("float32", 64), ("float32", 128), ("float64", 128))
 CASES = (
-    *(Case(options=words) for words in OPTIONS),
+    *(Case(options=() if words == ("plain",) else words) for words in WORDS),
     *(Case(width=width) for width in (16, 32, 80, 96, 128, 256)),
     *(Case(width=width, options=("causal",)) for width in (128, 256)),
     Case(max_distance=128),
@@ -123,52 +99,38 @@ CASES = (
     *(Case("float32", width) for width in (64, 128, 256)),
     Case("float32", options=("TF32",)),
     *(Case("float64", width) for width in (64, 128)),
-    *(
-        Case(dtype, width, options=words)
-        for dtype, widths in (("bfloat16", (128, 256)), ("float32", (64, 128)), ("float64", (128,)))
-        for width in widths
-        for words in GENERAL
-    ),
+    *(Case(dtype, width, options=words) for dtype, width in WIDTHS for words in GENERAL),
 )
-# what docs/gpu_kernels.md shows, and what of it
-PLAIN = Case()
-SHOWN = {
-    **{name: name for name in ("kernel", "target", "blocks", "warps", "stages")},
-    **{name: name for name in ("registers", "spilled bytes", "shared bytes")},
-    "all": "programs at once",
-}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile, print a table, and return the exit status."""
-    parser = _parser()
+    parser = plain_parser(__doc__)
+    add = parser.add_argument
+    add("--cases", nargs="+", default=[""], help="cases whose name contains one of these", metavar="TEXT")
+    add("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
+    add("--jobs", type=count, default=2, help="processes that compile")
+    add("--json", type=Path, help="append a line for each kernel", metavar="FILE")
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET"):
-        parser.error(
-            "TRITON_INTERPRET must not be set: nothing is compiled under Triton's interpreter. Unset it."
-        )
+        parser.error("TRITON_INTERPRET must not be set: Triton's interpreter compiles nothing. Unset it.")
     cases = [case for case in CASES if any(text in case.name for text in options.cases)]
     if not cases:
         names = "; ".join(case.name for case in CASES)
         parser.error(
             f"argument --cases: must be part of the name of a case; got {options.cases}. Cases: {names}."
         )
-    if options.markdown and PLAIN not in cases:
-        parser.error(f"argument --markdown: holds the case {PLAIN.name}, which --cases leaves out. Add it.")
     writable(parser, options.json)
-    writable(parser, options.markdown)
     try:
         shared = circumstances()
     except ModuleNotFoundError as error:
         parser.error(f"Triton is needed: {error}. pip install triton.")
-    print(*_head(), sep="\n", flush=True)
+    print(line(COLUMNS + NUMBERS), line(["---"] * len(COLUMNS) + ["--:"] * len(NUMBERS)), sep="\n")
     records = []
     for record in compiled(cases, [TARGETS[name] for name in options.targets], options.jobs):
-        append(options.json, record | shared)
+        append(options.json, shared | record)
         records.append(record)
-        print(_line(_cells(record)), flush=True)
-    if options.markdown:
-        options.markdown.write_text(markdown(records))
+        print(line(_cells(record)), flush=True)
     found = faults(records)
     for sentence in found:
         print(f"error: {sentence}", file=sys.stderr)
@@ -177,20 +139,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def circumstances() -> Record:
-    """What the numbers depend on beside the case."""
+    """Everything beside the case that the numbers depend on."""
     from triton import knobs
 
-    folder = Path(relpos.__file__).parent / "backends" / "_triton"
+    folder = Path(relpos.__file__).parent / "backends" / "triton"
     sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
-    return {
-        "device": None,
-        "how": "compiled without a device",
-        "triton": metadata.version("triton"),
-        "ptxas": knobs.nvidia.ptxas.version,
-        "torch": torch.__version__,
-        "commit": commit(),
-        "sources": hashlib.sha256(sources).hexdigest()[:8],
-    }
+    found = {"what": "kernel_resources", "device": None, "how": "compiled without a device"}
+    found |= {"triton": metadata.version("triton"), "ptxas": knobs.nvidia.ptxas.version}
+    found |= {"torch": torch.__version__, "commit": commit()}
+    return found | {"sources": hashlib.sha256(sources).hexdigest()[:8]}
 
 
 def compiled(cases: Iterable[Case], targets: list[Target], jobs: int) -> Iterator[Record]:
@@ -201,8 +158,8 @@ def compiled(cases: Iterable[Case], targets: list[Target], jobs: int) -> Iterato
         ]
         for number, (case, target, task) in enumerate(tasks, 1):
             seconds, records = task.result()
-            what = f"{case.name} for {target.name}: {len(records)} kernels, {seconds:.0f} s"
-            print(f"{number}/{len(tasks)} {what}", file=sys.stderr, flush=True)
+            done = f"{number}/{len(tasks)} {case.name} for {target.name}"
+            print(f"{done}: {len(records)} kernels, {seconds:.0f} s", file=sys.stderr, flush=True)
             yield from records
 
 
@@ -215,7 +172,7 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
 
     start = time.perf_counter()
     records: list[Record] = []
-    driver.set_active(_Device(target.capability))
+    driver.set_active(_driver(target.capability))
     torch.set_float32_matmul_precision("high" if "TF32" in case.options else "highest")
     is_deterministic = "deterministic" in case.options
 
@@ -237,23 +194,15 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
     return time.perf_counter() - start, records
 
 
-class _Device:
-    """What Triton asks for before it compiles, told of a GPU that is not there."""
+def _driver(capability: int) -> Any:
+    """Triton's driver, for a GPU that is not there. Triton caches kernels by device."""
+    from triton.backends.compiler import GPUTarget
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_device(self) -> int:
-        # what was compiled is kept by device
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
+    return SimpleNamespace(
+        get_current_device=lambda: capability,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+    )
 
 
 @dataclass(frozen=True)
@@ -271,23 +220,16 @@ class _Kernel:
     def compile(self, grid: tuple[int, ...], *given: Any, **named: Any) -> None:
         """Compile it for these arguments."""
         case, target = self.case, self.target
-        record = {
-            "case": case.name,
-            "kernel": self.kernel.__name__,
-            "target": target.name,
-            "dtype": case.dtype,
-            "d": case.width,
-            "compiled_in": case.compiled_in,
-            "blocks": {name: x for name, x in named.items() if name.startswith(("BLOCK_", "NEAR_"))},
-            "warps": named["num_warps"],
-            "stages": named["num_stages"],
-        }
+        record: Record = {"case": case.name, "kernel": self.kernel.__name__, "target": target.name}
+        record |= {"dtype": case.dtype, "d": case.width, "compiled_in": case.compiled_in}
+        record["blocks"] = {name: x for name, x in named.items() if name.startswith(("BLOCK_", "NEAR_"))}
+        record |= {"warps": named["num_warps"], "stages": named["num_stages"]}
         try:
             # on failure the assembler's input is printed, thousands of lines
             with redirect_stdout(io.StringIO()):
                 found = self.kernel.warmup(*given, grid=grid, **named)
                 report = assembler_report(found)
-        # whatever it is, the other kernels are still worth compiling
+        # the other kernels are still compiled
         except Exception as error:
             record["reason"] = " ".join(f"{type(error).__name__}: {error}".split())[:400]
         else:
@@ -301,23 +243,19 @@ class _Kernel:
 
 
 def _inputs(case: Case) -> Inputs:
-    """Checked arguments on the CPU, in the shapes and dtypes of the case; what they hold is not looked at."""
+    """Checked arguments on the CPU, in the shapes and dtypes of the case; their values are not read."""
     length = LENGTH - 1 if "odd length" in case.options else LENGTH
     dtype, k = getattr(torch, case.dtype), case.max_distance
     make = partial(torch.zeros, requires_grad="inference" not in case.options)
     query = make(BATCH, HEADS, length, case.width, dtype=dtype)
     key = make(BATCH, HEADS // 4 if "grouped" in case.options else HEADS, length, case.width, dtype=dtype)
-    tables = [
-        None if f"without {name}" in case.options else make(2 * k + 1, case.width)
-        for name in ("rel_k", "rel_v")
-    ]
+    is_left_out = [f"without {name}" in case.options for name in ("rel_k", "rel_v")]
+    tables = [None if left_out else make(2 * k + 1, case.width) for left_out in is_left_out]
     pairs = (BATCH, 1, length, length)
-    values: dict[str, tuple[str, Any]] = {
-        "key_lengths": ("key_lengths", torch.full((BATCH,), length)),
-        "bool mask": ("attn_mask", torch.ones(pairs, dtype=torch.bool)),
-        "float mask": ("attn_mask", torch.zeros(pairs, dtype=dtype)),
-        "dropout": ("dropout_p", 0.1),
-    }
+    values: dict[str, tuple[str, Any]] = {"key_lengths": ("key_lengths", torch.full((BATCH,), length))}
+    values["bool mask"] = ("attn_mask", torch.ones(pairs, dtype=torch.bool))
+    values["float mask"] = ("attn_mask", torch.zeros(pairs, dtype=dtype))
+    values["dropout"] = ("dropout_p", 0.1)
     options = dict(values[word] for word in case.options if word in values)
     if "relations" in case.options:
         relations = torch.zeros(pairs, dtype=torch.int64)
@@ -326,7 +264,7 @@ def _inputs(case: Case) -> Inputs:
 
 
 def assembler_report(found: Any) -> Record:
-    """What ptxas says of a kernel, called as Triton calls it, which keeps the kernel on disk and not this."""
+    """The report of ptxas on a kernel, called as Triton calls it."""
     from triton import knobs
     from triton.compiler.compiler import make_backend
 
@@ -348,16 +286,11 @@ def read_report(text: str) -> Record:
     registers = re.findall(r"Used (\d+) registers", text)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
     if not registers or not spills:
-        raise ValueError(
-            f"ptxas must report registers and spills; got {text[:200]!r}. Is it another version?"
-        )
+        raise ValueError(f"ptxas must report registers and spills; got {text[:200]!r}.")
     stores, loads = (sum(int(pair[i]) for pair in spills) for i in (0, 1))
-    return {
-        "registers": max(map(int, registers)),
-        "spill_stores": stores,
-        "spill_loads": loads,
-        "shared": sum(map(int, re.findall(r"(\d+) bytes smem", text))),
-    }
+    shared = sum(map(int, re.findall(r"(\d+) bytes smem", text)))
+    found = {"registers": max(map(int, registers)), "spill_stores": stores, "spill_loads": loads}
+    return found | {"shared": shared}
 
 
 def programs(registers: int, warps: int, shared: int, target: Target) -> dict[str, int]:
@@ -386,48 +319,14 @@ def faults(records: Iterable[Record]) -> list[str]:
     return found
 
 
-def markdown(records: Iterable[Record]) -> str:
-    """The table of the plain case, with what SHOWN names."""
-    names = COLUMNS + NUMBERS
-    lines = [_line(SHOWN.values()), _line("---" if name in COLUMNS else "--:" for name in SHOWN)]
-    for x in records:
-        if x["case"] == PLAIN.name:
-            cells = _cells(x)
-            # "warps" is the name of two columns, and the first is meant
-            lines.append(_line(cells[names.index(name)] for name in SHOWN))
-    return "\n".join(lines) + "\n"
-
-
-def _head() -> tuple[str, str]:
-    return _line(COLUMNS + NUMBERS), _line(["---"] * len(COLUMNS) + ["--:"] * len(NUMBERS))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def _cells(x: Record) -> list[str]:
     blocks = ", ".join(f"{name} {size}" for name, size in x["blocks"].items())
-    start = [x["kernel"], x["target"], x["dtype"], str(x["d"]), x["compiled_in"], blocks]
+    start = [*(str(x[name]) for name in ("kernel", "target", "dtype", "d", "compiled_in")), blocks]
     start += [str(x["warps"]), str(x["stages"])]
     if x["reason"] is not None:
         return [*start, "does not compile", *["-"] * (len(NUMBERS) - 1)]
-    spilled, counts = x["spill_stores"] + x["spill_loads"], x["programs"]
-    numbers = [x["registers"], spilled, x["shared"], x["shared_limit"]]
-    return [*start, *(f"{number:,}" for number in (*numbers, *counts.values()))]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--cases", nargs="+", default=[""], help="those whose name has one of these in it", metavar="TEXT")
-    add("--targets", nargs="+", default=list(TARGETS), choices=TARGETS)
-    add("--jobs", type=count, default=2, help="processes that compile")
-    add("--json", type=Path, help="append a line for each kernel", metavar="FILE")
-    add("--markdown", type=Path, help=f"write a table of {PLAIN.name}", metavar="FILE.md")
-    return parser
+    numbers = (x["registers"], x["spill_stores"] + x["spill_loads"], x["shared"], x["programs"]["all"])
+    return [*start, *(f"{number:,}" for number in numbers)]
 
 
 if __name__ == "__main__":

@@ -1,63 +1,45 @@
-"""Attention modules that return their weights: ours beside `torch.nn.MultiheadAttention`, in turns.
+"""Attention modules that return their weights: relpos's beside `torch.nn.MultiheadAttention`, in turns.
 
     python benchmarks/need_weights.py --threads 2 --json benchmarks/results/need_weights.jsonl
 
-It takes less than 3 minutes on two quiet cores. The bound is 1.5 times torch's own time. "forward and
-backward" has a gradient of the output alone, "of both" one of the weights too.
+It takes less than 3 minutes on two quiet cores. The bound is 1.5 times torch's time. "forward and backward"
+has a gradient of the output only, "of both" one of the weights too.
 """
 
-import argparse
-import math
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from measuring import SHORTEST_TURN, Runner, ratio, take_turns
-from records import append, circumstances, count, writable
+from harness import Plan, measure_steps
+from records import append, count, make_parser, parse
 from relpos.nn import RelativeMultiheadAttention
+from table import head, show
 
 LENGTHS = (128, 512, 2048)
 WIDTH, HEADS, DISTANCE = 512, 8, 16
 BOUND = 1.5
 PASSES = ("no gradient", "forward", "forward and backward", "forward and backward of both")
-COLUMNS = "{:>8}  {:30}  {:>10}  {:>10}  {:>6}  {}"
+COLUMNS = ("side", "length", "pass", "is_met")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Print each length and pass, and append them to --json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, turns=15)
     parser.add_argument("--lengths", type=count, nargs="+", default=LENGTHS, help="tokens")
-    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
-    parser.add_argument("--turns", type=count, default=15, help="of both modules, for each length and pass")
-    parser.add_argument("--json", type=Path, help="file of JSON lines to append to")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    writable(parser, options.json)
-    around = circumstances("cpu", options.threads)
-    print(COLUMNS.format("length", "pass", "torch", "relpos", "ratio", "at most 1.5"), flush=True)
+    options = parse(parser, arguments)
+    plan = Plan(options.turns, options.seconds, threads=options.threads)
+    print(*head(COLUMNS), sep="\n", flush=True)
     for length in options.lengths:
         for name in PASSES:
-            runners = {side: _runner(step) for side, step in steps(length, name).items()}
-            taken = take_turns(runners, "cpu", options.turns)
-            found = {side: statistics.median(turns) for side, turns in taken.items()}
-            compared = ratio(taken["relpos"], taken["torch"])
-            record = {
-                "length": length,
-                "pass": name,
-                "width": WIDTH,
-                "heads": HEADS,
-                "max_distance": DISTANCE,
-            }
-            append(options.json, record | {"seconds": found} | compared | {"turns": options.turns} | around)
-            figures = (f"{1000 * found[side]:.2f} ms" for side in ("torch", "relpos"))
-            verdict = "yes" if compared["ratio"] <= BOUND else "no"
-            print(COLUMNS.format(length, name, *figures, compared["ratio"], verdict), flush=True)
+            start = {"what": "need_weights", "length": length, "pass": name}
+            start |= {"width": WIDTH, "heads": HEADS, "max_distance": DISTANCE}
+            for record in measure_steps(steps(length, name), plan, start, against="torch"):
+                record["is_met"] = (
+                    record["ratio_to"]["torch"] <= BOUND if record["side"] == "relpos" else None
+                )
+                append(options.json, record)
+                print(show(record, COLUMNS), flush=True)
 
 
 def steps(length: int, name: str) -> dict[str, Callable[[], None]]:
@@ -79,15 +61,6 @@ def steps(length: int, name: str) -> dict[str, Callable[[], None]]:
         return run
 
     return {"torch": step(theirs), "relpos": step(ours)}
-
-
-def _runner(step: Callable[[], None]) -> Runner:
-    step()
-    started = time.perf_counter()
-    step()
-    once = time.perf_counter() - started
-    repetitions = max(1, math.ceil(SHORTEST_TURN / once))
-    return Runner(step, repetitions, once * repetitions)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""How much memory one call needs beyond what was there before it, and a limit on it.
+"""Peak memory of one call, and a limit on it.
 
-On a CPU these are the resident pages of a process of its own, so allocations inside C++ kernels are seen; on
-CUDA what torch's allocator handed out. The limit holds on Linux and on CUDA.
+On a CPU it is the resident memory of a process of its own, which includes allocations inside C++ kernels; on
+CUDA the memory of torch's allocator. The limit holds on Linux and on CUDA.
 """
 
 import ctypes
 import gc
 import multiprocessing
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import torch
 
 MIB = 1 << 20
 STATUS = Path("/proc/self/status")
+Make = Callable[[], Callable[[], Any]]
 
 
 class OverLimit(Exception):  # noqa: N818
@@ -27,10 +29,10 @@ class OverLimit(Exception):  # noqa: N818
 
 @contextmanager
 def limited(num_bytes: int, device: str = "cpu") -> Iterator[None]:
-    """Let what runs inside have so many bytes beyond what the process holds.
+    """Limit the block to so many bytes beyond the memory that the process holds.
 
     Raises:
-        OverLimit: it asked for more.
+        OverLimit: it needs more.
     """
     bound = _bound_cuda if device == "cuda" else _bound_process
     with bound(num_bytes):
@@ -45,30 +47,24 @@ def limited(num_bytes: int, device: str = "cpu") -> Iterator[None]:
 
 
 def peak_mib(
-    make: Callable[[], Callable[[], Any]],
-    *,
-    limit: int,
-    device: str = "cpu",
-    threads: int = 1,
-    warm_up: Callable[[], Callable[[], Any]] | None = None,
+    make: Make, *, limit: int, device: str = "cpu", threads: int = 1, warm_up: Make | None = None
 ) -> float:
-    """The most memory, in MiB, that a call held at one time beyond what there was before it.
+    """The most memory, in MiB, that a call held at one time beyond its inputs; its results count.
 
-    What the call returns is held until the end and counts; what it is given, made by `make`, does not. On a
-    CPU the figure is good to about one MiB.
+    On a CPU the figure is good to about one MiB.
 
     Args:
-        make: returns the call. On a CPU it is pickled and runs in the new process.
-        limit: bytes that the call and its inputs may have.
-        warm_up: returns a small call of the same kind, whose code is loaded before anything is measured.
+        make: makes the inputs and returns the call. On a CPU it is pickled and runs in the new process.
+        limit: bytes that the call and its inputs may take.
+        warm_up: returns a small call of the same kind, whose code is loaded before the measurement.
     Raises:
         OverLimit: the call needs more than `limit`.
-        ChildProcessError: the process ended without an answer. Other errors of the call come as they are.
+        ChildProcessError: the process ended without an answer. Other errors of the call pass through.
     """
     if device == "cuda":
-        return _cuda_peak(make, limit, warm_up)
+        return _cuda_peak(make, limit)
     context = multiprocessing.get_context("forkserver")
-    # what every process would otherwise load anew; torch's operators load the compiler on their first call
+    # every process would load these anew; torch's operators load the compiler on their first call
     context.set_forkserver_preload(["torch", "torch._dynamo", "relpos"])
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(sender, make, limit, threads, warm_up), daemon=True)
@@ -88,43 +84,30 @@ def peak_mib(
     return answer
 
 
-def _answer(sender: Any, make: Callable, limit: int, threads: int, warm_up: Callable | None) -> None:
-    """In the new process: send the peak, or the error in its place."""
+def _answer(sender: Any, make: Make, limit: int, threads: int, warm_up: Make | None) -> None:
+    """In the new process: send the peak, or the error."""
     try:
         torch.set_num_threads(threads)
-        _use_small_pages()
-        sender.send(_process_peak(make, limit, warm_up))
+        _c("prctl", 41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: in a huge page a few bytes make 2 MiB resident
+        if warm_up is not None:
+            # in a thread that ends: a kernel's scratch memory for each thread goes with it, so that the call
+            # that is measured allocates its own
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: warm_up()()).result()
+        with limited(limit):
+            call = make()
+            gc.collect()
+            _c("malloc_trim", 0)
+            before = _reset_peak()
+            kept = call()
+            peak = _peak()
+        del kept
+        sender.send(max(0, peak - before) / MIB)
     except Exception as error:
         sender.send(error)
 
 
-def _process_peak(make: Callable, limit: int, warm_up: Callable | None) -> float:
-    if warm_up is not None:
-        _in_a_thread(lambda: warm_up()())
-    with limited(limit):
-        call = make()
-        gc.collect()
-        _give_back()
-        before = _reset_peak()
-        kept = call()
-        peak = _peak()
-    del kept
-    return max(0, peak - before) / MIB
-
-
-def _in_a_thread(call: Callable[[], Any]) -> None:
-    """Run it in a thread that ends, with the pool of threads that it started.
-
-    What a kernel keeps for each thread from call to call goes with them, so that the call that is measured
-    finds none of it and pays for its own.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(call).result()
-
-
-def _cuda_peak(make: Callable, limit: int, warm_up: Callable | None) -> float:
-    if warm_up is not None:
-        warm_up()()
+def _cuda_peak(make: Make, limit: int) -> float:
     gc.collect()
     torch.cuda.empty_cache()
     with limited(limit, "cuda"):
@@ -145,12 +128,11 @@ def _bound_process(num_bytes: int) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # what the process holds and does not use would come on top of the bound
+    # memory that the process holds and does not use would come on top of the bound
     gc.collect()
-    _give_back()
+    _c("malloc_trim", 0)
     bound = _status("VmData") + num_bytes
-    if hard != resource.RLIM_INFINITY:
-        bound = min(bound, hard)
+    bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
     try:
         yield
@@ -170,16 +152,15 @@ def _bound_cuda(num_bytes: int) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    words = ("can't allocate memory", "not enough memory", "could not allocate")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        word in str(error).lower() for word in words
-    )
+    words = r"can't allocate memory|not enough memory|could not allocate"
+    is_known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return is_known or re.search(words, str(error).lower()) is not None
 
 
 def _reset_peak() -> int:
-    """Start the peak anew where the system allows it; the bytes to subtract from the next peak."""
+    """Reset the peak if the system allows it; returns the bytes to subtract from the next peak."""
     try:
-        # 5 sets the peak of resident pages back to what is resident now
+        # 5 sets the peak of resident memory back to its present value
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return _peak()
@@ -196,19 +177,11 @@ def _peak() -> int:
 
 def _status(name: str) -> int:
     """A line of /proc/self/status, in bytes."""
-    line = next(x for x in STATUS.read_text().splitlines() if x.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+    return int(STATUS.read_text().partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def _use_small_pages() -> None:
-    """Without huge pages, of which a few bytes make 2 MiB resident."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(41, *(ctypes.c_ulong(x) for x in (1, 0, 0, 0)))  # PR_SET_THP_DISABLE
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, so that the call cannot use it unseen."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def _c(name: str, *numbers: int) -> None:
+    """Call a function of the C library, where it is there."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*map(ctypes.c_ulong, numbers))

@@ -1,9 +1,18 @@
-"""What the benchmarks share on the command line: numbers as options, and files of JSON lines."""
+"""Records of measurements, and the options of the scripts that make them.
+
+A record is a line of JSON about one side of a comparison:
+
+    what                      the benchmark; then its setting
+    side                      the form, model or module that was measured
+    seconds, wall_seconds     of one call, the median over the turns; see harness.py
+    ratio_to, quartiles_to    by other side: the median and quartiles of the ratios within a turn
+    peak_mib                  memory beyond the inputs
+    reason, is_failure        why the side did not run, and whether that is an error; then the circumstances
+"""
 
 import argparse
 import json
 import math
-import platform
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +20,18 @@ from typing import Any
 
 import torch
 
-from machine import commit, device_name, kernel
+Record = dict[str, Any]
+
+EMPTY: Record = {
+    "seconds": None,
+    "wall_seconds": None,
+    "ratio_to": {},
+    "quartiles_to": {},
+    "turns": 0,
+    "peak_mib": None,
+    "reason": None,
+    "is_failure": False,
+}
 
 
 def number(kind: type, least: float, below: float, text: str) -> Any:
@@ -29,32 +49,45 @@ def number(kind: type, least: float, below: float, text: str) -> Any:
 
 count = partial(number, int, 1, math.inf)
 share = partial(number, float, 0, 1)
-seconds = partial(number, float, 0, math.inf)
+at_least_zero = partial(number, float, 0, math.inf)
 
 
 def gibibytes(text: str) -> float:
-    """`text` as a number of GiB above 0: without memory nothing runs."""
-    found: float = number(float, 0, math.inf, text)
+    """`text` as a number of GiB above 0."""
+    found: float = at_least_zero(text)
     if found == 0:
         raise argparse.ArgumentTypeError(f"must be above 0; got {text!r}")
     return found
 
 
-def circumstances(device: str, threads: int) -> dict[str, Any]:
-    """What a figure depends on beside what was measured."""
-    return {
-        "device": device,
-        "device_name": device_name(device),
-        "machine": platform.machine(),
-        "threads": threads,
-        "torch": torch.__version__,
-        "commit": commit(),
-        "kernel": kernel(),
-    }
+def plain_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the documentation of the script."""
+    style = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=style, allow_abbrev=False)
+
+
+def make_parser(doc: str | None, *, turns: int, seconds: float = 60.0) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks share."""
+    parser = plain_parser(doc)
+    add = parser.add_argument
+    add("--turns", type=count, default=turns, help=f"turns of each side; default: {turns}")
+    add("--seconds", type=at_least_zero, default=seconds, help="time for all turns; fewer turns beyond it")
+    add("--threads", type=count, default=torch.get_num_threads())
+    add("--memory-limit", type=gibibytes, default=8.0, help="GiB for one call; a side is skipped beyond it")
+    add("--json", type=Path, help="append a line for each record", metavar="FILE")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The options; sets torch's threads, and refuses a file of --json that cannot be written."""
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    writable(parser, options.json)
+    return options
 
 
 def writable(parser: argparse.ArgumentParser, path: Path | None) -> None:
-    """End as wrong use where the file of --json cannot be written."""
+    """End as wrong use if the file cannot be written."""
     if path is None:
         return
     try:
@@ -64,8 +97,8 @@ def writable(parser: argparse.ArgumentParser, path: Path | None) -> None:
         parser.error(f"argument --json: {error}")
 
 
-def append(path: Path | None, record: dict[str, Any]) -> None:
-    """Add the record as a line, or end with a line that says why it cannot be written."""
+def append(path: Path | None, record: Record) -> None:
+    """Add the record to the file, or end with a line that says why it cannot be written."""
     if path is None:
         return
     try:
@@ -75,8 +108,8 @@ def append(path: Path | None, record: dict[str, Any]) -> None:
         sys.exit(f"error: argument --json: {path}: {error.strerror}")
 
 
-def read(path: Path | None) -> list[dict[str, Any]]:
-    """The records of a file; none where there is no file.
+def read(path: Path | None) -> list[Record]:
+    """The records of a file; none if there is no file.
 
     Raises:
         ValueError: a line is no record.
@@ -84,11 +117,21 @@ def read(path: Path | None) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
     records = []
-    for number_of_line, line in enumerate(path.read_text().splitlines(), 1):
+    for line_number, line in enumerate(path.read_text().splitlines(), 1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+            record["what"]
+        except (ValueError, TypeError, KeyError):
             raise ValueError(
-                f"line {number_of_line} of {path} must be JSON; got {line[:40]!r}. Remove it."
+                f"line {line_number} of {path} must be a record; got {line[:40]!r}. Remove it."
             ) from None
+        records.append(record)
     return records
+
+
+def read_or_end(parser: argparse.ArgumentParser, path: Path | None) -> list[Record]:
+    """`read`, which ends as wrong use where a line is no record."""
+    try:
+        return read(path)
+    except ValueError as error:
+        parser.error(f"argument --json: {error}")

@@ -266,7 +266,7 @@ def test_the_benchmark_ends_the_busy_processes_that_it_starts_and_no_others(
     monkeypatch.setattr(sys, "argv", ["busy_machine.py", *options])
     benchmark.main()
     records = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [(record["setting"], record["busy_processes"]) for record in records] == [
+    assert [(record["side"], record["busy_processes"]) for record in records] == [
         ("as it is", 0),
         ("as it is", 2),
     ]

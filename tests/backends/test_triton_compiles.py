@@ -89,16 +89,13 @@ def records_in(folder: Path) -> list[dict[str, Any]]:
 @needs_triton
 def test_kernels_in_bfloat16_compile_without_spills(run: Run, tmp_path: Path) -> None:
     cases = ["bfloat16 d 64 k 16 plain", "bfloat16 d 64 k 16 causal"]
-    table = tmp_path / "table.md"
-    done = run("--markdown", str(table), "--cases", *cases)
+    done = run("--cases", *cases)
     assert done.returncode == 0, done.stdout + done.stderr
     records = records_in(tmp_path)
     found = {(x["case"], x["target"], x["kernel"]) for x in records}
     assert found == {
         (case, target, kernel) for case in cases for target in ("sm_80", "sm_90") for kernel in KERNELS
     }
-    # the head, a line of rules, and the plain case
-    assert len(table.read_text().splitlines()) == 2 + len(found) // 2
     for x in records:
         assert x["spill_stores"] == x["spill_loads"] == 0
         assert 0 < x["registers"] <= 255
@@ -188,31 +185,6 @@ def test_each_fault_of_a_kernel_is_a_sentence_and_status_1(
     out, errors = capsys.readouterr()
     assert errors == ("" if sentence is None else f"error: {sentence}\n")
     assert out.endswith(f"\nkernels, compiled without a device: 1; faults: {int(sentence is not None)}\n")
-
-
-def test_the_table_for_the_documents_holds_the_plain_case_alone(resources: ModuleType) -> None:
-    plain = RECORD | {"case": resources.PLAIN.name}
-    failed = plain | {"target": "sm_90", "reason": "it is too large"}
-    assert (
-        resources.markdown([RECORD, plain, failed])
-        == """\
-| kernel | target | blocks | warps | stages | registers | spilled bytes | shared bytes | programs at once |
-| --- | --- | --- | --- | --- | --: | --: | --: | --: |
-| forward | sm_80 | BLOCK_Q 64 | 4 | 2 | 200 | 0 | 1,000 | 2 |
-| forward | sm_90 | BLOCK_Q 64 | 4 | 2 | does not compile | - | - | - |
-"""
-    )
-
-
-def test_a_table_without_its_case_is_wrong_use(
-    resources: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as raised:
-        resources.main(["--cases", "causal", "--markdown", str(tmp_path / "table.md")])
-    assert raised.value.code == 2
-    said = "argument --markdown: holds the case bfloat16 d 64 k 16 plain, which --cases leaves out. Add it."
-    assert capsys.readouterr().err.endswith(f"error: {said}\n")
-    assert not (tmp_path / "table.md").exists()
 
 
 def test_limits_of_shared_memory_are_those_of_any_gpu_that_takes_the_sizes(resources: ModuleType) -> None:

@@ -1,10 +1,12 @@
-"""The forms of attention that the benchmark compares, and the tensors that they are called with.
+"""The forms of attention that benchmarks compare, and their inputs.
 
-torch's own attention, which knows no positions; two forms of other libraries, with a vector for each pair of
-query and key, [length, length, d_k] (paper, equations 3 and 4, gathered); and each backend of relpos.
+torch's attention without positions, by any kernel or by one of CUDA's; FlexAttention; two forms of other
+libraries, with a vector for each pair of query and key, [length, length, d_k] (paper, equations 3 and 4,
+gathered); and each backend of relpos. FlexAttention changes logits only, so it holds rel_k and not rel_v.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from relpos import explain_backends, relation_attention, relative_attention
 from relpos.backends import BACKENDS
@@ -20,6 +24,12 @@ from relpos.masks import combine_masks, key_mask
 from relpos.positions import label_table
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+PASSES = ("forward", "both")
+KERNELS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
+# how many of query, key, value, rel_k, rel_v a form takes, where these are not all five
+NUM_TENSORS = {"sdpa": 3, "sdpa_flash": 3, "sdpa_cudnn": 3, "flex": 4}
+# beyond that the gathered vectors take tens of GiB of a GPU
+GATHER_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -28,13 +38,13 @@ class Setting:
 
     Args:
         length: keys of each sequence, in tokens, padding included.
-        queries: the last so many tokens attend; None for all of them.
+        queries: number of tokens that attend, the last ones; None for all.
         max_distance: k; each table has 2k + 1 rows.
-        padding: share of each sequence, at its end, that is no key.
-        is_masked: whether relpos, too, is told of padding by a bool mask [batch, 1, 1, key].
-        is_labelled: whether relpos is given the label of each pair in place of distances.
+        padding: share of each sequence, at its end, that is padding.
+        is_masked: relpos gets padding as a bool mask [batch, 1, 1, key], not as key_lengths.
+        is_labelled: relpos gets the label of each pair, not distances.
         dropout: probability of dropping a weight.
-        has_backward: whether the gradients of query, key, value and both tables belong to a pass.
+        has_backward: a pass computes the gradients of query, key, value and both tables too.
     """
 
     length: int
@@ -64,7 +74,7 @@ class Setting:
 
 
 class Tensors(NamedTuple):
-    """What every form is given; query, key, value and grad_out are [batch, heads, tokens, d_k]."""
+    """The inputs of every form; query, key, value and grad_out are [batch, heads, tokens, d_k]."""
 
     query: Tensor
     key: Tensor
@@ -81,34 +91,26 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 def make_tensors(setting: Setting) -> Tensors:
     """Normal random numbers, the same for the same setting."""
-    device = torch.device(setting.device)
+    device, dtype = torch.device(setting.device), getattr(torch, setting.dtype)
     generator = torch.Generator(device).manual_seed(0)
-
-    def normal(*shape: int, needs_grad: bool = setting.has_backward) -> Tensor:
-        dtype = getattr(torch, setting.dtype)
-        x = torch.randn(*shape, generator=generator, dtype=dtype, device=device)
-        return x.requires_grad_(needs_grad)
-
-    shape = (setting.batch, setting.heads, setting.length, setting.d_k)
-    query_shape = (setting.batch, setting.heads, setting.num_queries, setting.d_k)
-    labels = 2 * setting.max_distance + 1
+    query = (setting.batch, setting.heads, setting.num_queries, setting.d_k)
+    key = (setting.batch, setting.heads, setting.length, setting.d_k)
+    table = (2 * setting.max_distance + 1, setting.d_k)
+    made = [
+        torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+        for shape in (query, key, key, table, table, query)
+    ]
     key_lengths = None
     if setting.padding > 0:
         num_keys = max(1, round(setting.length * (1 - setting.padding)))
         key_lengths = torch.full((setting.batch,), num_keys, device=device)
-    return Tensors(
-        query=normal(*query_shape),
-        key=normal(*shape),
-        value=normal(*shape),
-        rel_k=normal(labels, setting.d_k),
-        rel_v=normal(labels, setting.d_k),
-        grad_out=normal(*query_shape, needs_grad=False),
-        key_lengths=key_lengths,
-    )
+    return Tensors(*(x.requires_grad_(setting.has_backward) for x in made[:5]), made[5], key_lengths)
 
 
 def why_not(name: str, setting: Setting, tensors: Tensors) -> list[str]:
-    """Every reason why the form cannot run in this setting; an empty list where it can."""
+    """Every reason why the form cannot run in this setting; an empty list if it can."""
+    if name == "gather" and setting.device == "cuda" and setting.length > GATHER_LENGTH:
+        return [f"holds vectors [length, length, d_k]: left out beyond {GATHER_LENGTH:,} tokens"]
     if name in OTHERS:
         return []
     keywords = _keywords(setting, tensors)
@@ -116,16 +118,15 @@ def why_not(name: str, setting: Setting, tensors: Tensors) -> list[str]:
 
 
 def prepare(name: str, setting: Setting, tensors: Tensors) -> Step:
-    """A function of nothing that runs one pass.
+    """A function without arguments that runs one pass. Masks are made here, once.
 
     Returns:
-        A function that returns (out,), or out and the gradients of query, key, value and, where the form has
-        positions, rel_k and rel_v. Masks are made here, once.
+        A function that returns (out,), or out and the gradients of the tensors that the form takes.
     """
     attend = FORMS[name](setting, tensors)
     if not setting.has_backward:
         return lambda: (attend(),)
-    wanted = tensors[:3] if name == "sdpa" else tensors[:5]
+    wanted = given(name, tensors)
 
     def step() -> tuple[Tensor, ...]:
         out = attend()
@@ -134,24 +135,75 @@ def prepare(name: str, setting: Setting, tensors: Tensors) -> Step:
     return step
 
 
+def given(name: str, tensors: Tensors) -> tuple[Tensor, ...]:
+    """The tensors that the form takes: the first of query, key, value, rel_k, rel_v."""
+    return tensors[:5][: NUM_TENSORS.get(name, 5)]
+
+
 def make_step(name: str, setting: Setting) -> Step:
     """`prepare` with tensors of its own."""
     return prepare(name, setting, make_tensors(setting))
 
 
 def _sdpa(setting: Setting, tensors: Tensors) -> Attend:
-    """No positions: what attention costs without them."""
-    # it takes a mask or is_causal, which means that the first query stands at the first key
+    """torch's attention, without positions."""
+    # it takes a mask or is_causal, and is_causal aligns the first query with the first key
     has_no_mask = tensors.key_lengths is None and setting.query_start == 0
     mask = None if has_no_mask else _allowed(setting, tensors)
-    return lambda: F.scaled_dot_product_attention(
-        tensors.query,
-        tensors.key,
-        tensors.value,
-        attn_mask=mask,
-        dropout_p=setting.dropout,
-        is_causal=setting.is_causal and has_no_mask,
-    )
+    is_causal = setting.is_causal and has_no_mask
+    given = {"attn_mask": mask, "dropout_p": setting.dropout, "is_causal": is_causal}
+    return lambda: F.scaled_dot_product_attention(*tensors[:3], **given)
+
+
+def _pinned(name: str, setting: Setting, tensors: Tensors) -> Attend:
+    """torch's attention by this kernel only; on a CPU, which lacks both kernels, by plain operators."""
+    chosen = KERNELS[name] if setting.device == "cuda" else SDPBackend.MATH
+
+    def attend() -> Tensor:
+        with sdpa_kernel(chosen):
+            return F.scaled_dot_product_attention(*tensors[:3], is_causal=setting.is_causal)
+
+    return attend
+
+
+def label_logits(query: Tensor, rel_k: Tensor) -> Tensor:
+    """scale * query . rel_k[label] for every label: [batch, heads, query, labels] in float32.
+
+    The gradients of all keys beyond the clip distance add up in one of these numbers, which needs float32.
+    """
+    return (query @ rel_k.mT).float() * query.shape[-1] ** -0.5
+
+
+def score_mod(logits: Tensor, max_distance: int) -> Callable[..., Tensor]:
+    """FlexAttention's change of a logit: it adds that of the pair's label."""
+
+    def add(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        label = torch.clamp(j - i, -max_distance, max_distance) + max_distance
+        return score + logits[batch, head, i, label]
+
+    return add
+
+
+def _flex(setting: Setting, tensors: Tensors) -> Attend:
+    """FlexAttention with rel_k, compiled on CUDA. The label logits and their gradients are part of a call."""
+    mask = None
+    if setting.is_causal:
+        shape = (setting.length, setting.length)
+        mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, *shape, device=setting.device)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, logits: Tensor) -> Tensor:
+        change = score_mod(logits, setting.max_distance)
+        return flex_attention(query, key, value, score_mod=change, block_mask=mask)
+
+    run: Callable[..., Tensor] = attend
+    if setting.device == "cuda":
+        # graphs of earlier shapes would count against torch.compile's limit
+        torch.compiler.reset()
+        run = torch.compile(attend, dynamic=False, fullgraph=True)
+    else:
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    query, key, value, rel_k = tensors[:4]
+    return lambda: run(query, key, value, label_logits(query, rel_k))
 
 
 def _gather(setting: Setting, tensors: Tensors) -> Attend:
@@ -160,46 +212,33 @@ def _gather(setting: Setting, tensors: Tensors) -> Attend:
     Source: the form of tensor2tensor and OpenNMT.
     """
 
-    def for_each_query(x: Tensor, vectors: Tensor) -> Tensor:
+    def times(x: Tensor, vectors: Tensor) -> Tensor:
         batch, heads, length, width = x.shape
         by_query = x.permute(2, 0, 1, 3).reshape(length, batch * heads, width)
         product = torch.bmm(by_query, vectors)  # [query, batch * heads, key or d_k]
         return product.view(length, batch, heads, -1).permute(1, 2, 0, 3)
 
-    return partial(
-        _with_vectors,
-        setting,
-        tensors,
-        _bias(setting, tensors),
-        times_keys=lambda query, a_k: for_each_query(query, a_k.mT),
-        times_values=for_each_query,
-    )
+    bias = _bias(setting, tensors)
+    return partial(_with_vectors, setting, tensors, bias, lambda query, a_k: times(query, a_k.mT), times)
 
 
 def _einsum(setting: Setting, tensors: Tensors) -> Attend:
-    """The sums over the vectors of the pairs as two einsums.
+    """Two einsums over the vectors of the pairs.
 
-    Source: the form of Hugging Face transformers for keys ("relative_key"), and its like for values.
+    Source: the form of Hugging Face transformers for keys ("relative_key"), and the same for values.
     """
-    return partial(
-        _with_vectors,
-        setting,
-        tensors,
-        _bias(setting, tensors),
-        times_keys=partial(torch.einsum, "bhld,lrd->bhlr"),
-        times_values=partial(torch.einsum, "bhlr,lrd->bhld"),
-    )
+    times_keys, times_values = (partial(torch.einsum, x) for x in ("bhld,lrd->bhlr", "bhlr,lrd->bhld"))
+    return partial(_with_vectors, setting, tensors, _bias(setting, tensors), times_keys, times_values)
 
 
 def _with_vectors(
     setting: Setting,
     tensors: Tensors,
     bias: Tensor | None,
-    *,
     times_keys: Callable[[Tensor, Tensor], Tensor],
     times_values: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """Equations 3 and 4 with vectors [query, key, d_k]; the forms differ in how they multiply by them."""
+    """Equations 3 and 4 with vectors [query, key, d_k]; the forms differ in their products with these."""
     query = tensors.query / math.sqrt(setting.d_k)
     labels = _distance_labels(setting, query.device)  # [query, key]
     logits = torch.matmul(query, tensors.key.mT)  # [batch, heads, query, key]
@@ -222,7 +261,7 @@ def _relpos(name: str, setting: Setting, tensors: Tensors) -> Attend:
 def _keywords(setting: Setting, tensors: Tensors) -> dict:
     lengths, mask = tensors.key_lengths, None
     if setting.is_labelled and setting.is_causal:
-        # labels know no positions
+        # relation_attention has no is_causal
         lengths, mask = None, _allowed(setting, tensors)
     elif setting.is_masked and lengths is not None:
         lengths, mask = None, key_mask(lengths, setting.length)
@@ -234,7 +273,7 @@ def _keywords(setting: Setting, tensors: Tensors) -> dict:
 
 
 def _labels(setting: Setting, tensors: Tensors) -> Tensor | None:
-    """The clipped distances as labels of pairs, [batch, 1, query, key], or None where they are not given."""
+    """The clipped distances as labels of pairs, [batch, 1, query, key]; None if relpos gets distances."""
     if not setting.is_labelled:
         return None
     labels = _distance_labels(setting, tensors.query.device)
@@ -248,7 +287,7 @@ def _distance_labels(setting: Setting, device: torch.device) -> Tensor:
 
 
 def _allowed(setting: Setting, tensors: Tensors) -> Tensor | None:
-    """True where a pair may attend, as small as it can be, or None where all may."""
+    """True where a pair may attend, in the smallest shape; None if all may."""
     allowed, _ = combine_masks(
         setting.num_queries,
         setting.length,
@@ -269,10 +308,12 @@ def _bias(setting: Setting, tensors: Tensors) -> Tensor | None:
     return torch.zeros_like(allowed, dtype=tensors.query.dtype).masked_fill_(~allowed, float("-inf"))
 
 
-OTHERS = {"sdpa": _sdpa, "gather": _gather, "einsum": _einsum}
-FORMS: dict[str, Callable[[Setting, Tensors], Attend]] = {
-    **OTHERS,
-    **{backend.name: partial(_relpos, backend.name) for backend in BACKENDS},
+OTHERS: dict[str, Callable[[Setting, Tensors], Attend]] = {
+    "sdpa": _sdpa,
+    **{name: partial(_pinned, name) for name in KERNELS},
+    "flex": _flex,
+    "gather": _gather,
+    "einsum": _einsum,
 }
-# those that are measured on a CPU; gpu_attention.py has a GPU's
-ON_CPU = [name for name in FORMS if name != "triton"]
+FORMS = {**OTHERS, **{backend.name: partial(_relpos, backend.name) for backend in BACKENDS}}
+ON_CPU = [name for name in FORMS if name not in (*KERNELS, "flex", "triton")]
