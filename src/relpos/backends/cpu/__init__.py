@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
+from relpos.backends.arguments import arguments
 from relpos.backends.backend import reasons_against_operators
-from relpos.backends.operator import arguments, differentiable, empty_as, empty_gradients
+from relpos.backends.operator import differentiable, empty_as, empty_gradients
 
 # RELPOS_CPU_KERNEL names a file to take in its place, such as one built to find faults of memory
 LIBRARY = Path(os.environ.get("RELPOS_CPU_KERNEL") or Path(__file__).parents[2] / "_cpu_kernel.so")
@@ -96,4 +97,4 @@ def _fake(*given: Any) -> tuple[Tensor, Tensor]:
 if UNAVAILABLE is None:
     torch.library.register_fake("relpos::cpu", _fake)
     torch.library.register_fake("relpos::cpu_backward", empty_gradients)
-    _attend = differentiable("cpu", num_arguments=16, num_results=2)
+    _attend = differentiable("cpu")

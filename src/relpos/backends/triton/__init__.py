@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import Inputs
+from relpos.backends.arguments import arguments, needs_gradient
 from relpos.backends.backend import reasons_against_operators
-from relpos.backends.operator import arguments, needs_gradient
 
 # widths of heads; float64 needs more memory than a program has
 WIDEST, WIDEST_DOUBLE = 256, 128
