@@ -28,7 +28,8 @@ from xml.etree import ElementTree
 
 from gpu_device import gpu_circumstances, require_gpu
 from records import append, count, seconds, writable
-from relpos.backends import BACKENDS, triton
+from relpos.backends import BACKENDS
+from relpos.backends.triton import backend as triton
 
 Counts = dict[str, dict[str, int]]
 

@@ -210,7 +210,7 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
     """(seconds, a record for each kernel). From then on Triton takes the target for this process's device."""
     from triton.runtime import driver
 
-    from relpos.backends import triton
+    from relpos.backends.triton import backend as triton
     from relpos.backends.triton import launch
 
     start = time.perf_counter()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 
 def device_name(device: str) -> str:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SIDES = ["sdpa_flash", "sdpa_cudnn", "flex", "gather", "merged", "triton"]

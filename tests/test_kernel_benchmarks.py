@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from relpos import relative_attention
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL_STEP = ["--tokens", "48", "--shortest", "5", "--longest", "8", "--vocabulary", "60", "--turns", "1"]

@@ -300,7 +300,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 
 std::string instruction_set() { return kernel().name; }
 
-// Goes up when a signature changes, and backends/cpu/__init__.py's with it: an installation may hold an older build.
+// Goes up when a signature changes, and backends/cpu/backend.py's with it: an installation may hold an older build.
 int64_t version() { return 1; }
 
 #define RELPOS_PROBLEM                                                                                      \
