@@ -52,9 +52,11 @@ class Inputs:
     @property
     def compute_dtype(self) -> torch.dtype:
         """float32, or float64 where a tensor is float64: the dtype in which sums are kept."""
-        tensors = (self.query, self.key, self.value, self.rel_k, self.rel_v)
-        is_double = any(x is not None and x.dtype == torch.float64 for x in tensors)
-        return torch.float64 if is_double else torch.float32
+        # key and value have the dtype of query
+        for x in (self.query, self.rel_k, self.rel_v):
+            if x is not None and x.dtype == torch.float64:
+                return torch.float64
+        return torch.float32
 
 
 def check(
