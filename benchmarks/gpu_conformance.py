@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from aims import counts
 from machine import circumstances
 from records import Record, append, plain_parser, writable
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 BACKENDS = ("merged", "triton")
 OUTCOMES = ("passed", "failed", "skipped")

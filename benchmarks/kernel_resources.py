@@ -32,7 +32,7 @@ from torch import Tensor
 import relpos
 from machine import commit
 from records import Record, append, count, plain_parser, writable
-from relpos._inputs import Inputs, check, check_relations
+from relpos._inputs import Inputs, check
 from table import line
 
 # of a multiprocessor of every target; each of its four parts gives registers to warps, 256 at a time
@@ -167,7 +167,7 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
     """(seconds, a record for each kernel). From then on Triton takes the target for this process's device."""
     from triton.runtime import driver
 
-    from relpos.backends import triton
+    from relpos.backends.triton import backend as triton
     from relpos.backends.triton import launch
 
     start = time.perf_counter()
@@ -178,8 +178,9 @@ def compile_case(case: Case, target: Target) -> tuple[float, list[Record]]:
 
     @torch.no_grad()
     def attend(*given: Any) -> tuple[Tensor, ...]:
-        call = launch.Call(*given)
-        results = launch.attend(call, is_deterministic)
+        *arguments, keeps_rest = given
+        call = launch.Call(*arguments)
+        results = launch.attend(call, keeps_rest, is_deterministic)
         if "inference" not in case.options:
             saved = launch.Saved(*results, torch.empty_like(results[0]), None)
             launch.gradients(call, saved, 31, is_deterministic)
@@ -259,7 +260,7 @@ def _inputs(case: Case) -> Inputs:
     options = dict(values[word] for word in case.options if word in values)
     if "relations" in case.options:
         relations = torch.zeros(pairs, dtype=torch.int64)
-        return check_relations(query, key, key, relations, *tables, **options)
+        return check(query, key, key, *tables, relations=relations, **options)
     return check(query, key, key, *tables, max_distance=k, is_causal="causal" in case.options, **options)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from records import plain_parser
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -19,7 +19,7 @@ else:
     os.environ["TRITON_INTERPRET"] = "1"
 
 from conformance.skips import each_backend
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 from small_runs import read_metrics, small_values
 
 if TYPE_CHECKING:

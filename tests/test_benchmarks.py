@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from relpos import relative_attention
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 ROOT = Path(__file__).parents[1]
 CSRC = ROOT / "src" / "relpos" / "csrc"
@@ -114,7 +114,8 @@ def test_wheel_works_away_from_the_repository(build: Build, tmp_path: Path) -> N
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
     zipfile.ZipFile(_wheel(tmp_path)).extractall(site)
-    code = "import relpos.backends.cpu as cpu; print(cpu.__file__, cpu.LIBRARY, cpu.UNAVAILABLE, sep='\\n')"
+    names = "cpu.__file__, cpu.LIBRARY, cpu.UNAVAILABLE"
+    code = f"import relpos.backends.cpu.backend as cpu; print({names}, sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=elsewhere,
@@ -125,7 +126,7 @@ def test_wheel_works_away_from_the_repository(build: Build, tmp_path: Path) -> N
         check=True,
     )
     file, library, unavailable = done.stdout.splitlines()
-    assert file == str(site / "relpos/backends/cpu/__init__.py")
+    assert file == str(site / "relpos/backends/cpu/backend.py")
     assert library == str(site / KERNEL)
     # as well as the kernel that was copied
     assert (unavailable == "None") is (cpu.UNAVAILABLE is None)

@@ -9,9 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from relpos._inputs import Inputs, check, check_by_distance
+from relpos._inputs import (
+    FLOAT_DTYPES,
+    Inputs,
+    check,
+    check_layout,
+    check_start,
+    in_four_dimensions,
+    kind_of,
+    sizes_of,
+)
 from relpos.masks import combine_masks, key_mask, merge_masks
-from relpos.positions import label_table
+from relpos.positions import label_table, two_sides
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ def by_distance(
     Raises:
         ValueError: shapes, devices or ranges disagree. TypeError: a kind or dtype that is not taken.
     """
-    left, right = check_by_distance(x, max_distance, query_start, where, reduction)
+    left, right = _checked_sides(x, max_distance, query_start, where, reduction)
     labels = _labels(query_start, tuple(x.shape), left, right, x.device).expand(x.shape)
     counts = torch.ones_like(x)
     if where is not None:
@@ -136,6 +145,57 @@ def by_distance(
     if reduction == "sum":
         return total
     return total / zeros.scatter_add(1, by_head[2], by_head[1])
+
+
+def _checked_sides(
+    x: Tensor,
+    max_distance: int | tuple[int, int],
+    query_start: int | Tensor,
+    where: Tensor | None,
+    reduction: str,
+) -> tuple[int, int]:
+    """(left, right) for the arguments of `relpos.decompose.by_distance`.
+
+    Raises:
+        ValueError: shapes, devices or ranges disagree. TypeError: a kind or dtype that is not taken.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor; got {kind_of(x)}. Make it a tensor.")
+    check_layout("x", x)
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"x must be float64, float32, bfloat16 or float16; got {x.dtype}. Convert it with .to()."
+        )
+    if x.dim() != 4:
+        raise ValueError(
+            f"x must have 4 dimensions, [batch, heads, query, key]; got {sizes_of(x)}. "
+            "Unsqueeze what is missing."
+        )
+    sides = two_sides(max_distance)
+    if sides is None:
+        raise TypeError(
+            "max_distance must be an integer k, or two integers (left, right); got None. Give one of these."
+        )
+    if query_start is None:
+        raise TypeError(
+            "query_start must be an integer or an integer tensor [batch]; got NoneType. Leave it out for 0."
+        )
+    check_start(query_start, x, "x")
+    if where is not None:
+        if not isinstance(where, Tensor):
+            raise TypeError(f"where must be a bool tensor or None; got {kind_of(where)}. Make it a tensor.")
+        if where.dtype != torch.bool:
+            raise TypeError(
+                f"where must be a bool tensor or None; got {where.dtype}. Convert it with .bool()."
+            )
+        if where.device != x.device:
+            raise ValueError(
+                f"where must be on the device of x = {x.device}; got {where.device}. Move it with .to()."
+            )
+        in_four_dimensions("where", where, x, x.mT)  # x.mT has as many rows as there are keys
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum'; got {reduction!r}. Give one of these.")
+    return sides
 
 
 def _in_full(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

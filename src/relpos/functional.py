@@ -8,7 +8,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from relpos._dispatch import BackendTable, dispatch, dispatch_with_weights, explain
-from relpos._inputs import check, check_relations
+from relpos._inputs import check, no_labels
 
 
 @overload
@@ -248,11 +248,12 @@ def relation_attention(
             not taken. NotImplementedError: no backend fits, or the named one does not.
     Source: Shaw et al. 2018, section 3.1, eq. 3-4; differs in letting a pair have no relation.
     """
-    inputs = check_relations(
+    if relations is None:
+        raise no_labels(relations)
+    inputs = check(
         query,
         key,
         value,
-        relations,
         rel_k,
         rel_v,
         attn_mask=attn_mask,
@@ -260,6 +261,7 @@ def relation_attention(
         dropout_p=dropout_p,
         scale=scale,
         return_lse=return_lse,
+        relations=relations,
     )
     out, lse = dispatch(inputs, backend)
     if not return_lse:
@@ -297,27 +299,6 @@ def explain_backends(
     Raises:
         ValueError, TypeError: as `relative_attention` or `relation_attention`.
     """
-    if relations is not None:
-        if max_distance is not None or query_start is not None or is_causal:
-            raise ValueError(
-                "max_distance, query_start and is_causal must be left out beside relations, which take the "
-                "place of distances. For a causal mask give attn_mask."
-            )
-        return explain(
-            check_relations(
-                query,
-                key,
-                value,
-                relations,
-                rel_k,
-                rel_v,
-                attn_mask=attn_mask,
-                key_lengths=key_lengths,
-                dropout_p=dropout_p,
-                scale=scale,
-                return_lse=return_lse,
-            )
-        )
     inputs = check(
         query,
         key,
@@ -332,5 +313,6 @@ def explain_backends(
         dropout_p=dropout_p,
         scale=scale,
         return_lse=return_lse,
+        relations=relations,
     )
     return explain(inputs)

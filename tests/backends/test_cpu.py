@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conformance.cases import CASES, TENSORS, Case, attend, case, make, operator_arguments, outcome
 from relpos import explain_backends, relation_attention, relative_attention
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 pytestmark = [
     pytest.mark.usefixtures("nan_in_fresh_memory"),

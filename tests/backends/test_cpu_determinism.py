@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import CASES, Case, attend, case, make, outcome
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 pytestmark = pytest.mark.skipif(cpu.UNAVAILABLE is not None, reason=f"cpu: {cpu.UNAVAILABLE}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conformance.cases import TENSORS, Case, attend, case, make, outcome
 from relpos import relation_attention, relative_attention
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 pytestmark = pytest.mark.skipif(cpu.UNAVAILABLE is not None, reason=f"cpu: {cpu.UNAVAILABLE}")
 

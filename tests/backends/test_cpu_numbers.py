@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conformance.cases import Case, attend, detached, make, outcome
 from relpos import relative_attention
-from relpos.backends import cpu
+from relpos.backends.cpu import backend as cpu
 
 pytestmark = [
     pytest.mark.usefixtures("nan_in_fresh_memory"),

@@ -7,7 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import CASES, TENSORS, Case, attend, case, detached, make, outcome
+from conformance.cases import (
+    CASES,
+    TENSORS,
+    Case,
+    attend,
+    case,
+    detached,
+    make,
+    operator_arguments,
+    outcome,
+)
 from relpos import explain_backends, relative_attention
 from relpos.backends.merged import partition
 from relpos.backends.merged.band import Band
@@ -115,19 +125,12 @@ def test_pieces_of_any_size_equal_the_reference(
     "name", ["length 63, causal", "per head", "grouped heads, a start each", "values wider than keys"]
 )
 def test_operators_pass_opcheck(name: str) -> None:
-    x = make(case(name))
-    start = x["query_start"]
-    problem = [x["query"], x["key"], x["value"], x["rel_k"], x["rel_v"]]
-    problem += [start, 0] if isinstance(start, torch.Tensor) else [None, start or 0]
-    problem += [x["key_lengths"], *x["max_distance"], x["is_causal"], 0.5]
-    torch.library.opcheck(torch.ops.relpos.merged.default, (*problem, True, True))
-    with torch.no_grad():
-        results = torch.ops.relpos.merged(*problem, True, True)
-    detached_problem = [y.detach() if isinstance(y, torch.Tensor) else y for y in problem]
+    problem = [*operator_arguments(make(case(name))), True, True]
+    torch.library.opcheck(torch.ops.relpos.merged.default, tuple(problem))
+    plain = [y.detach() if isinstance(y, torch.Tensor) else y for y in problem]
+    results = torch.ops.relpos.merged(*plain)
     grads = [torch.randn_like(y) for y in results[:2]]
-    torch.library.opcheck(
-        torch.ops.relpos.merged_backward.default, (*detached_problem, list(results), *grads)
-    )
+    torch.library.opcheck(torch.ops.relpos.merged_backward.default, (*plain, *results, *grads, 31))
 
 
 def test_sequences_do_not_touch_each_other() -> None:
@@ -186,7 +189,7 @@ def test_nothing_is_kept_for_a_backward_pass_that_will_not_come() -> None:
     x = torch.randn(1, 2, 40, 4)
     table = torch.randn(5, 4)
     for query, is_kept in ((x, False), (x.clone().requires_grad_(), True)):
-        inputs = (query, x, x, table, table, None, 0, None, 2, 2, False, 0.5)
+        inputs = operator_arguments({"query": query, "key": x, "value": x, "rel_k": table, "rel_v": table})
         results = torch.ops.relpos.merged(*inputs, is_kept, is_kept)
         assert [bool(y.numel()) for y in results] == [True, is_kept, is_kept, is_kept]
 

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relpos import explain_backends, relative_attention
-from relpos.backends.merged import merge, partition, sdpa
-from relpos.backends.merged.partition import Problem
+from relpos.backends.merged import backward, forward, partition, sdpa
+from relpos.backends.merged.problem import Problem
 
 aten = torch.ops.aten
 
@@ -90,22 +90,17 @@ def fake_problem(
         make_one(2, heads, length, widths[1]),
         make_one(*rows, widths[0], dtype=table_dtype) if tables else None,
         make_one(*rows, widths[1], dtype=table_dtype) if tables else None,
-        None,
-        0,
-        None,
-        left,
-        right,
-        is_causal,
-        0.5,
+        *(None, None, None, 0, None, left, right, is_causal, None, 0.0, 0.5),
     )
 
 
 def run_without_numbers(problem: Problem, needs_lse_gradient: bool) -> Checked:
     """Both passes over tensors without numbers, what they return checked; the operators they called."""
     with Checked() as checked:
-        results = merge.attend(problem, True, True)
+        results = forward.attend(problem, True, True)
         grad_lse = torch.empty_like(results[1]) if needs_lse_gradient else None
-        grads = merge.gradients(problem, results, torch.empty_like(results[0]), grad_lse)
+        saved = backward.Saved(*results, torch.empty_like(results[0]), grad_lse)
+        grads = backward.gradients(problem, saved, 31)
     promised = torch.ops.relpos.merged(*problem, True, True)
     of_query = problem.query.shape[:3]
     assert results[0].shape == (*of_query, problem.value.shape[3])
@@ -151,7 +146,7 @@ def test_groups_long_pieces_and_wider_tables_meet_it_too(
     with without_numbers():
         for heads, is_causal in itertools.product((1, 2), (False, True)):
             problem = fake_problem(dtype, (20, 24), is_causal, True, heads, torch.float32)
-            assert len(list(problem.pieces())) == 3 * heads
+            assert len(list(partition.pieces(problem))) == 3 * heads
             run_without_numbers(problem, is_causal)
         run_without_numbers(fake_problem(dtype, (20, 24), False, False, tables=False), False)
 
@@ -196,9 +191,9 @@ def test_sequences_of_their_own_starts_and_lengths_meet_it_too(
 def test_starts_and_lengths_are_kept_in_their_places() -> None:
     empty = torch.empty(2, 1, 4, 8)
     starts, lengths = torch.tensor([1, 2]), torch.tensor([3, 4])
-    problem = Problem(empty, empty, empty, None, None, starts, 0, lengths, 0, 0, False, 1.0)
+    problem = Problem(empty, empty, empty, *[None] * 4, starts, 0, lengths, 0, 0, False, None, 0.0, 1.0)
     assert problem.on_host() is problem
-    seen = [(start, length) for _, start, length in problem._sequences()]
+    seen = [(start, length) for _, start, length in partition._sequences(problem)]
     assert seen == [(1, 3), (2, 4)]
 
 
@@ -214,9 +209,9 @@ def test_the_door_lets_tensors_on_cuda_in(dtype: torch.dtype) -> None:
         )
         assert (out.shape, out.dtype, out.device.type) == (query.shape, dtype, "cuda")
         assert (lse.shape, lse.dtype, lse.device.type) == (query.shape[:3], torch.float32, "cuda")
-        problem = Problem(query, query, query, table, None, None, 0, lengths, 2, 2, False, 0.5)
+        problem = Problem(query, query, query, table, *[None] * 4, 0, lengths, 2, 2, False, None, 0.0, 0.5)
         results = torch.ops.relpos.merged(*problem, True, True)
-        grads = torch.ops.relpos.merged_backward(*problem, list(results), out, lse)
+        grads = torch.ops.relpos.merged_backward(*problem, True, True, *results, out, lse, 31)
         for grad, x in zip(grads, problem[:4], strict=False):
             assert (grad.shape, grad.dtype, grad.device) == (x.shape, x.dtype, x.device)
         assert grads[4].numel() == 0
@@ -290,14 +285,15 @@ def test_a_piece_on_a_gpu_is_as_large_as_a_share_of_its_memory(monkeypatch: pyte
 
     with without_numbers():
         problem = fake_problem(torch.bfloat16, (64, 64), False, False)
-        assert problem._room() == (partition._QUERIES_ON_GPU, partition._SCRATCH_ON_GPU, 1)
-        assert len(list(problem.pieces())) == 1
+        room = partition.room(problem.query.device)
+        assert room == (partition._QUERIES_ON_GPU, partition._SCRATCH_ON_GPU, 1)
+        assert len(list(partition.pieces(problem))) == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device())
-    assert problem._room() == (partition._QUERIES_ON_GPU, 64 << 20, 1)
+    assert partition.room(problem.query.device) == (partition._QUERIES_ON_GPU, 64 << 20, 1)
     # less than one of the four heads wants
     Device.total_memory = 1 << 20
-    assert len(list(problem.pieces())) == 4
+    assert len(list(partition.pieces(problem))) == 4
 
 
 def test_sizes_on_cuda_have_a_threshold_of_their_own() -> None:

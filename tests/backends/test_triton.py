@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from conformance.cases import TENSORS, Case, attend, case, detached, make, outcome
 from relpos import explain_backends, relative_attention
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPT = FOLDER / "kernel_resources.py"

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from conformance.cases import TENSORS, Case, attend, case, make, outcome
 from relpos import relation_attention, relative_attention
-from relpos.backends import cpu, triton
+from relpos.backends.cpu import backend as cpu
+from relpos.backends.triton import backend as triton
 
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)

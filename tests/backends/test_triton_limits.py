@@ -10,8 +10,8 @@ import torch
 
 from conformance.cases import Case, attend, detached, make, outcome
 from relpos import explain_backends, relation_attention, relative_attention
-from relpos.backends import triton
 from relpos.backends.merged import sdpa
+from relpos.backends.triton import backend as triton
 
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)

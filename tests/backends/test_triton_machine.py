@@ -18,7 +18,7 @@ from torch import Tensor
 
 from conformance.cases import TENSORS, Case, attend, case, make, operator_arguments, outcome
 from relpos import explain_backends, relation_attention, relative_attention
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 pytestmark = pytest.mark.skipif(triton.UNAVAILABLE is not None, reason=f"triton: {triton.UNAVAILABLE}")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance.cases import Case, attend, case, make, outcome
-from relpos.backends import triton
+from relpos.backends.triton import backend as triton
 
 pytestmark = pytest.mark.skipif(triton.UNAVAILABLE is not None, reason=f"triton: {triton.UNAVAILABLE}")
 

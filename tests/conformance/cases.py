@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos import explain_backends, relation_attention, relative_attention
+from relpos._inputs import check
+from relpos.backends.arguments import arguments as operator_form
 
 TENSORS = ("query", "key", "value", "rel_k", "rel_v")
 # where attention runs; the numbers are drawn on the CPU, and are the same everywhere
@@ -289,23 +291,9 @@ def attend(backend: str, arguments: dict) -> tuple[Tensor, Tensor]:
 
 def operator_arguments(arguments: dict, dropout_p: float = 0.0) -> list:
     """The same as the operators of fused backends take them, with a scale of 0.5 and one seed."""
-    x = arguments
-    start = x.get("query_start") or 0 if not isinstance(x.get("query_start"), Tensor) else x["query_start"]
-    labels = max((x[t].shape[-2] for t in ("rel_k", "rel_v") if x[t] is not None), default=1)
-    left, right = x.get("max_distance", (0, labels - 1)) if labels > 1 else (0, 0)
-    return [
-        *(x[t] for t in TENSORS),
-        x.get("relations"),
-        x["attn_mask"],
-        *([start, 0] if isinstance(start, Tensor) else [None, start]),
-        x["key_lengths"],
-        left,
-        right,
-        x.get("is_causal", False),
-        torch.tensor([7]) if dropout_p else None,
-        dropout_p,
-        0.5,
-    ]
+    taken = operator_form(check(**arguments | {"scale": 0.5}))
+    seed = torch.tensor([7]) if dropout_p else None
+    return [*taken._replace(seed=seed, dropout_p=dropout_p)]
 
 
 def outcome(out: Tensor, lse: Tensor, arguments: dict) -> dict[str, Tensor]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from relpos.backends import BACKENDS, cpu, triton
+from relpos.backends import BACKENDS
+from relpos.backends.cpu import backend as cpu
+from relpos.backends.triton import backend as triton
 
 # backend -> how each reason of its why_not begins that stands for such a limit
 # and a machine that may lack it: a whole run that must not is one with --require-backends

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from relpos._doctor.finding import Complain, Finding, Probe
-from relpos.backends import cpu, triton
+from relpos.backends.cpu import backend as cpu
+from relpos.backends.triton import backend as triton
 
 _SETS = ("avx512", "avx2", "baseline")
 # the compute capability that the GPU kernels need

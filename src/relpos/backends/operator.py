@@ -1,6 +1,6 @@
-"""What the fused backends share: the arguments of their operators, and autograd for these.
+"""Autograd for the operators of the fused backends, and memory for their results.
 
-`relpos::NAME` takes what `arguments` gives, and maybe more, and returns results, out and lse first.
+`relpos::NAME` takes `Arguments`, and maybe more, and returns results, out and lse first.
 `relpos::NAME_backward` takes these arguments and results, grad_out, grad_lse, and as the bits of a number
 which gradients it must find.
 """
@@ -11,47 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._inputs import Inputs
+from relpos.backends.arguments import NUM_DIFFERENTIABLE
 from relpos.backends.backend import no_second_derivative
 
-# the arguments that are tensors with gradients: the first ones
-NUM_DIFFERENTIABLE = 5
 
-
-def arguments(inputs: Inputs) -> tuple[Any, ...]:
-    """query, key, value, rel_k, rel_v, relations, attn_mask, starts [batch], start, key_lengths, left, right,
-    is_causal, seed [1], dropout_p, scale; None for what there is not."""
-    dtype = inputs.compute_dtype
-    tensors = [inputs.query, inputs.key, inputs.value]
-    if dtype == torch.float64:
-        tensors = [x.to(dtype) for x in tensors]
-    tables = [None if x is None else x.to(dtype) for x in (inputs.rel_k, inputs.rel_v)]
-    has_tables = inputs.rel_k is not None or inputs.rel_v is not None
-    start, lengths = inputs.query_start, inputs.key_lengths
-    seed = None
-    if inputs.dropout_p > 0:
-        seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=inputs.query.device)
-    return (
-        *tensors,
-        *tables,
-        inputs.relations if has_tables else None,
-        inputs.attn_mask,
-        start.long() if isinstance(start, Tensor) else None,
-        0 if isinstance(start, Tensor) else start,
-        None if lengths is None else lengths.long(),
-        inputs.left if has_tables else 0,
-        inputs.right if has_tables else 0,
-        inputs.is_causal,
-        seed,
-        inputs.dropout_p,
-        inputs.scale,
-    )
-
-
-def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[..., tuple[Tensor, ...]]:
+def differentiable(name: str) -> Callable[..., tuple[Tensor, ...]]:
     """The operator `relpos::name` with its autograd, which is registered for compiled graphs too."""
     operator = getattr(torch.ops.relpos, name).default
     backward_operator = getattr(torch.ops.relpos, f"{name}_backward").default
+    num_arguments, num_results = (len(x) for x in (operator._schema.arguments, operator._schema.returns))
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.set_materialize_grads(False)
@@ -94,12 +62,6 @@ def differentiable(name: str, num_arguments: int, num_results: int) -> Callable[
     torch.library.register_autograd(f"relpos::{name}", pull_back, setup_context=keep)
     torch.library.register_autograd(f"relpos::{name}_backward", refuse)
     return attend
-
-
-def needs_gradient(inputs: Inputs) -> bool:
-    """Whether a backward pass may come."""
-    tensors = (inputs.query, inputs.key, inputs.value, inputs.rel_k, inputs.rel_v)
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def empty_gradients(*given: Any) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@
 namespace relpos {
 namespace {
 
-// Goes up when a signature changes, as in backends/cpu/__init__.py: an installation may hold an older build.
+// Goes up when a signature changes, as in backends/cpu/backend.py: an installation may hold an older build.
 constexpr int64_t VERSION = 1;
 
 std::array<Tensor, 2> attention(const Arguments& given) {

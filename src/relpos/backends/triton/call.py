@@ -2,53 +2,26 @@
 
 import struct
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from relpos.backends.arguments import Arguments
 from relpos.backends.triton import sizes
 from relpos.backends.triton.block import IS_INTERPRETED
 
 
-class Call(NamedTuple):
-    """The arguments of the operator, in their order."""
+class Call(Arguments):
+    """The arguments of one call, and what kernels are told of them."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    rel_k: Tensor | None
-    rel_v: Tensor | None
-    relations: Tensor | None
-    mask: Tensor | None
-    starts: Tensor | None
-    start: int
-    key_lengths: Tensor | None
-    left: int
-    right: int
-    is_causal: bool
-    seed: Tensor | None
-    dropout_p: float
-    scale: float
-    keeps_rest: bool = False
-    absent: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which sums are kept."""
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
-
-    @property
-    def has_tables(self) -> bool:
-        """Whether labels matter."""
-        return self.rel_k is not None or self.rel_v is not None
-
-    @property
-    def num_labels(self) -> int:
-        """Rows of the tables."""
-        return self.left + self.right + 1
+    @cached_property
+    def absent(self) -> Tensor:
+        """The tensor in whose place kernels are told that there is none."""
+        return self.query.new_empty(0)
 
     @property
     def row_width(self) -> int:
@@ -61,11 +34,6 @@ class Call(NamedTuple):
         if self.mask is None:
             return "none"
         return "float" if self.mask.dtype.is_floating_point else "bool"
-
-    @property
-    def num_groups(self) -> int:
-        """Query heads that share one key head."""
-        return self.query.shape[1] // self.key.shape[1]
 
     @property
     def kind(self) -> sizes.Kind:
@@ -115,7 +83,6 @@ class Call(NamedTuple):
             mask=mask,
             starts=starts,
             key_lengths=lengths,
-            absent=query.new_empty(0),
         )
 
     def pointer(self, x: Tensor | None) -> Tensor | None:

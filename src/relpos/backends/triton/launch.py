@@ -23,18 +23,18 @@ from relpos.backends.triton.forward import forward
 from relpos.backends.triton.tables import prepare, table_gradients
 
 
-def empty_results(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_results(call: Call, keeps_rest: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Memory for what `attend` returns."""
     query = call.query
     out = empty_as(query, query.shape[1], query.shape[2], call.value.shape[3])
-    has_rest = call.keeps_rest and query.dtype.itemsize == 2
+    has_rest = keeps_rest and query.dtype.itemsize == 2
     rest = torch.empty_like(out) if has_rest else query.new_empty(0)
     lse = query.new_empty(query.shape[:3], dtype=call.dtype)
     peaks = lse.new_empty((2, *lse.shape) if call.mask_kind == "float" else 0)
     return out, lse, rest, peaks
 
 
-def attend(call: Call, is_deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attend(call: Call, keeps_rest: bool, is_deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Attention, and what the backward pass needs besides.
 
     Returns:
@@ -43,7 +43,7 @@ def attend(call: Call, is_deterministic: bool) -> tuple[Tensor, Tensor, Tensor, 
         rest: where it is to be kept and out has 16 bits, what these cannot hold of it; otherwise empty.
         peaks: [2, batch, heads, query] under a mask of numbers, otherwise empty.
     """
-    out, lse, rest, peaks = empty_results(call)
+    out, lse, rest, peaks = empty_results(call, keeps_rest)
     call = call.for_kernels()
     query, key, value = call.query, call.key, call.value
     batch, heads, num_queries, _ = query.shape

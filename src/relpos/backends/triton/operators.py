@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op
 
+from relpos.backends.arguments import NUM_ARGUMENTS, takes_arguments
 from relpos.backends.operator import differentiable, empty_gradients
 from relpos.backends.triton.block import IS_INTERPRETED
 from relpos.backends.triton.call import Call, device_of
@@ -13,78 +14,33 @@ from relpos.backends.triton.launch import Saved, attend, empty_results, gradient
 
 # the interpreter takes no kernel apart, and none of what stands for a tensor while torch traces
 _operator = custom_op if IS_INTERPRETED.value else triton_op
+# whether a backward pass may come, which wants more than out and lse
+_MORE = {"keeps_rest": bool}
 
 
 @_operator("relpos::triton", mutates_args=())
-def _triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rel_k: Tensor | None,
-    rel_v: Tensor | None,
-    relations: Tensor | None,
-    mask: Tensor | None,
-    starts: Tensor | None,
-    start: int,
-    key_lengths: Tensor | None,
-    left: int,
-    right: int,
-    is_causal: bool,
-    seed: Tensor | None,
-    dropout_p: float,
-    scale: float,
-    keeps_rest: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    call = Call(
-        *(query, key, value, rel_k, rel_v, relations, mask, starts, start, key_lengths, left, right),
-        *(is_causal, seed, dropout_p, scale, keeps_rest),
-    )
-    with device_of(query):
-        return attend(call, torch.are_deterministic_algorithms_enabled())
+@takes_arguments(_MORE, num_results=4)
+def _triton(*given: Any) -> tuple[Tensor, ...]:
+    *arguments, keeps_rest = given
+    call = Call(*arguments)
+    with device_of(call.query):
+        return attend(call, keeps_rest, torch.are_deterministic_algorithms_enabled())
 
 
 @_operator("relpos::triton_backward", mutates_args=())
-def _triton_backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rel_k: Tensor | None,
-    rel_v: Tensor | None,
-    relations: Tensor | None,
-    mask: Tensor | None,
-    starts: Tensor | None,
-    start: int,
-    key_lengths: Tensor | None,
-    left: int,
-    right: int,
-    is_causal: bool,
-    seed: Tensor | None,
-    dropout_p: float,
-    scale: float,
-    keeps_rest: bool,
-    out: Tensor,
-    lse: Tensor,
-    rest: Tensor,
-    peaks: Tensor,
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    needs: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    call = Call(
-        *(query, key, value, rel_k, rel_v, relations, mask, starts, start, key_lengths, left, right),
-        *(is_causal, seed, dropout_p, scale, keeps_rest),
-    )
-    saved = Saved(out, lse, rest, peaks, grad_out, grad_lse)
-    with device_of(query):
-        grads = gradients(call, saved, needs, torch.are_deterministic_algorithms_enabled())
-    return grads[0], grads[1], grads[2], grads[3], grads[4]
+@takes_arguments(_MORE, Saved.__annotations__, {"needs": int}, num_results=5)
+def _triton_backward(*given: Any) -> tuple[Tensor, ...]:
+    call, saved = Call(*given[:NUM_ARGUMENTS]), Saved(*given[NUM_ARGUMENTS + len(_MORE) : -1])
+    with device_of(call.query):
+        return gradients(call, saved, given[-1], torch.are_deterministic_algorithms_enabled())
 
 
-def _fake(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return empty_results(Call(*given))
+def _fake(*given: Any) -> tuple[Tensor, ...]:
+    *arguments, keeps_rest = given
+    return empty_results(Call(*arguments), keeps_rest)
 
 
 if IS_INTERPRETED.value:
     _triton.register_fake(_fake)
     _triton_backward.register_fake(empty_gradients)
-run = differentiable("triton", num_arguments=17, num_results=4)
+run = differentiable("triton")
