@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from bounds import section
 from records import read
-from relpos.inspection._drawing import COLOURS, INK, MARKERS, PALE, new_figure, tidy
+from relpos.inspection._style import COLOURS, INK, MARKERS, PALE, new_figure, tidy
 
 Record = dict[str, Any]
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from gpu_forms import SIDES
 from gpu_table import AIMS, PASSES, REHEARSAL, SIDE_NAMES, last_run, measured_with
 from records import count, number
-from relpos.inspection._drawing import COLOURS, INK, MARKERS, PALE, new_figure, tidy
+from relpos.inspection._style import COLOURS, INK, MARKERS, PALE, new_figure, tidy
 
 Record = dict[str, Any]
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import relpos.nn.attention
+import relpos.nn._attention
 from measuring import FEWEST_TURNS, ratio
 from records import append, circumstances, count, seconds, share, writable
 from relpos import relative_attention
@@ -187,7 +187,7 @@ def step(trained: Trained, variant: Variant, batch: dict[str, Tensor]) -> None:
 @contextmanager
 def _attending_by(attention: Attention) -> Iterator[None]:
     """Every attention of relpos.nn by this function."""
-    with mock.patch.object(relpos.nn.attention, "relative_attention", attention):
+    with mock.patch.object(relpos.nn._attention, "relative_attention", attention):
         yield
 
 

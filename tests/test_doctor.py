@@ -22,7 +22,7 @@ import relpos
 from relpos import _dispatch, explain_backends
 from relpos._doctor import cases, compiled, examine, machine, report, software, waiting, write_report
 from relpos._doctor.alone import run_alone
-from relpos._doctor.finding import NO_BREAK, Complain, Finding
+from relpos._doctor.check import NO_BREAK, Complain, Finding
 from relpos.backends import cpu, triton
 from relpos.backends.backend import Backend
 from relpos.cli import app, run

@@ -233,7 +233,7 @@ def test_variants_of_one_model_compute_the_same_and_attend_by_what_they_name(
     # an encoder's layer attends once, a decoder's twice
     assert (num_calls["sinusoidal, sdpa"], num_calls["relative, cross-attention by sdpa"]) == (3, 1)
     assert num_calls["relative, relpos"] == 0
-    assert step_module.relpos.nn.attention.relative_attention is relative_attention
+    assert step_module.relpos.nn._attention.relative_attention is relative_attention
 
 
 def test_the_profile_of_a_step_names_operators_and_what_relpos_does_around_them(

@@ -178,11 +178,7 @@ def test_a_memory_that_was_projected_is_not_read_again_whatever_its_batch() -> N
 
 def test_a_memory_cache_with_tables_is_refused() -> None:
     ours, x = attention(max_distance=2), draw(BATCH, 4, WIDTH)
-    with pytest.raises(
-        ValueError,
-        match=r"^relative positions belong to self-attention, and a cache with is_memory=True to "
-        r"cross-attention\. Give KeyValueCache\(\), or use max_distance=None\.$",
-    ):
+    with pytest.raises(ValueError, match=r"^a cache with is_memory=True .* max_distance=None\.$"):
         ours(x, x, x, cache=KeyValueCache(is_memory=True))
 
 
@@ -190,11 +186,7 @@ def test_causal_attention_to_a_cached_memory_is_refused() -> None:
     ours, step, memory = attention(), draw(BATCH, 2, WIDTH), draw(BATCH, 7, WIDTH, seed=2)
     cache = KeyValueCache(is_memory=True)
     for _ in range(2):
-        with pytest.raises(
-            ValueError,
-            match=r"^is_causal cannot be used with a cache of a memory, which does not know where the query "
-            r"stands\. Give query_start, or attn_mask\.$",
-        ):
+        with pytest.raises(ValueError, match=r"^is_causal .* memory cache.* Give query_start"):
             ours(step, memory, memory, is_causal=True, cache=cache)
         ours(step, memory, memory, cache=cache)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from _relpos_command import CHOSEN, cpu_quota
-from relpos._doctor.finding import Complain, Finding, Probe
+from relpos._doctor.check import Complain, Finding, Probe
 
 
 def machine_probes() -> dict[str, Probe]:

@@ -6,12 +6,12 @@ import sys
 import textwrap
 from typing import NamedTuple
 
-from relpos._doctor.cases import COMMON, attention_probes
-from relpos._doctor.compiled import compiled_probes
-from relpos._doctor.finding import NO_BREAK, Finding, Probe, Problem, ask
+from relpos._doctor.backends import COMMON, attention_probes
+from relpos._doctor.check import NO_BREAK, Finding, Probe, Problem, ask
+from relpos._doctor.kernels import compiled_probes
 from relpos._doctor.machine import devices, machine_probes
-from relpos._doctor.software import package_probes, version_probes
-from relpos._doctor.waiting import waiting_probes
+from relpos._doctor.openmp import waiting_probes
+from relpos._doctor.packages import package_probes, version_probes
 
 
 class Report(NamedTuple):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos.inspection.results import (
+from relpos.inspection._results import (
     METRICS,
     Result,
     first_given,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos._dispatch import BackendTable
-from relpos._doctor.finding import NO_BREAK, Complain, Finding, Probe, Problem, ask
+from relpos._doctor.check import NO_BREAK, Complain, Finding, Probe, Problem, ask
 from relpos.functional import explain_backends
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from relpos._doctor.finding import Complain, Finding, Probe
+from relpos._doctor.check import Complain, Finding, Probe
 from relpos.backends import cpu, triton
 
 _SETS = ("avx512", "avx2", "baseline")

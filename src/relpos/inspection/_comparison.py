@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from relpos.inspection._drawing import INK, SHADE, limits, new_figure, say, tidy, title, variant_style
-from relpos.inspection._extra import Axes, Figure, FuncFormatter, MaxNLocator
-from relpos.inspection.results import (
+from relpos.inspection._optional_dependencies import Axes, Figure, FuncFormatter, MaxNLocator
+from relpos.inspection._results import (
     METRICS,
     Result,
     bucket_at,
@@ -18,6 +17,7 @@ from relpos.inspection.results import (
     range_name,
     variant_names,
 )
+from relpos.inspection._style import INK, SHADE, limits, new_figure, say, tidy, title, variant_style
 
 _CURVES = {"bleu": "eval_bleu", "chrf": "eval_chrf", "exact": "eval_exact"}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from relpos._doctor.finding import NO_BREAK, Complain, Finding, Probe
+from relpos._doctor.check import NO_BREAK, Complain, Finding, Probe
 
 _ORDERS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 

@@ -22,10 +22,10 @@ from relpos.nn._arguments import (
     check_together,
     sides_of,
 )
+from relpos.nn._attention import RelativeMultiheadAttention
+from relpos.nn._cache import AttentionCache
+from relpos.nn._cache_positions import check_memory, chunk_positions
 from relpos.nn._masks import check_masks
-from relpos.nn._spans import check_memory, span_of
-from relpos.nn.attention import RelativeMultiheadAttention
-from relpos.nn.cache import AttentionCache
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -227,7 +227,7 @@ class RelativeTransformerDecoderLayer(nn.Module):
             query=tgt,
             batch_first=self.multihead_attn.batch_first,
             num_heads=self.multihead_attn.num_heads,
-            num_keys=span_of(memory_cache, self.multihead_attn.num_tokens(memory)).num_keys,
+            num_keys=chunk_positions(memory_cache, self.multihead_attn.num_tokens(memory)).num_keys,
             has_cache=memory_cache is not None,
         )
 
@@ -299,7 +299,7 @@ def check_self(
         query=x,
         batch_first=attention.batch_first,
         num_heads=attention.num_heads,
-        num_keys=span_of(cache, attention.num_tokens(x)).num_keys,
+        num_keys=chunk_positions(cache, attention.num_tokens(x)).num_keys,
         has_cache=cache is not None,
     )
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import INK, new_figure, row_colours, signed, title
-from relpos.inspection._extra import Axes, Figure
+from relpos.inspection._optional_dependencies import Axes, Figure
+from relpos.inspection._style import INK, new_figure, row_colours, signed, title
 from relpos.positions import clip_distance, distances
 
 

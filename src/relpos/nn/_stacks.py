@@ -20,9 +20,9 @@ from relpos.nn._arguments import (
     check_together,
     sides_of,
 )
-from relpos.nn.attention import RelativeMultiheadAttention
-from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
-from relpos.nn.layers import (
+from relpos.nn._attention import RelativeMultiheadAttention
+from relpos.nn._cache import AttentionCache, KeyValueCache, StaticKeyValueCache
+from relpos.nn._layers import (
     RelativeTransformerDecoderLayer,
     RelativeTransformerEncoderLayer,
     check_self,

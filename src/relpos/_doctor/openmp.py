@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from _relpos_command import CHOSEN, SPIN_COUNT
-from relpos._doctor.finding import Complain, Finding, Probe
+from relpos._doctor.check import Complain, Finding, Probe
 from relpos._doctor.machine import num_cores
 
 _NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from relpos.decompose import Parts, by_distance, decompose
 from relpos.nn import AttentionCache, RelativeMultiheadAttention
-from relpos.nn._nested import padded
+from relpos.nn._nested_tensors import padded
 
 # a layer in which no query has a key has no shares; this keeps 0 / 0 at 0
 _TINY = 1e-30

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos.inspection._extra import Figure
-from relpos.inspection.attention import plot_attention
-from relpos.inspection.distances import plot_distances
-from relpos.inspection.number_line import plot_number_line
-from relpos.inspection.observation import Observation
+from relpos.inspection._attention import plot_attention
+from relpos.inspection._distances import plot_distances
+from relpos.inspection._number_line import plot_number_line
+from relpos.inspection._observation import Observation
+from relpos.inspection._optional_dependencies import Figure
 
 
 @dataclass(frozen=True)

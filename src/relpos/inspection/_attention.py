@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import INK, PALE, layer_name, new_figure, title
-from relpos.inspection._extra import Axes, Figure
-from relpos.inspection.observation import Observation
+from relpos.inspection._observation import Observation
+from relpos.inspection._optional_dependencies import Axes, Figure
+from relpos.inspection._style import INK, PALE, layer_name, new_figure, title
 
 
 def plot_attention(

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import (
+from relpos.inspection._observation import Observation
+from relpos.inspection._optional_dependencies import Axes, Figure
+from relpos.inspection._style import (
     INK,
     SHADE,
     WIDTH,
@@ -21,8 +23,6 @@ from relpos.inspection._drawing import (
     tidy,
     title,
 )
-from relpos.inspection._extra import Axes, Figure
-from relpos.inspection.observation import Observation
 from relpos.positions import distances
 
 _MOST_COLUMNS = 3

@@ -9,11 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from relpos.inspection._extra import Environment, Figure, StrictUndefined, rc_context
-from relpos.inspection.comparison import plot_by_length, plot_learning
-from relpos.inspection.outcome import LEVEL_POINTS, outcome_sentences, training_sentence
-from relpos.inspection.picture import Picture
-from relpos.inspection.results import (
+from relpos.inspection._captions import Picture
+from relpos.inspection._comparison import plot_by_length, plot_learning
+from relpos.inspection._optional_dependencies import Environment, Figure, StrictUndefined, rc_context
+from relpos.inspection._results import (
     DASH,
     METRICS,
     Result,
@@ -28,6 +27,7 @@ from relpos.inspection.results import (
     shown,
     variant_names,
 )
+from relpos.inspection._summary import LEVEL_POINTS, outcome_sentences, training_sentence
 
 _MOST_SAMPLES = 8
 

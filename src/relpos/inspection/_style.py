@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from relpos.inspection._extra import Axes, Figure, FigureCanvasAgg, ListedColormap
+from relpos.inspection._optional_dependencies import Axes, Figure, FigureCanvasAgg, ListedColormap
 
 # at 100 dots an inch a figure is 900 pixels wide, the width of the report's column
 WIDTH = 9.0

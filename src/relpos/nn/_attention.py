@@ -26,12 +26,12 @@ from relpos.nn._arguments import (
     refuse_appended_keys,
     sides_of,
 )
+from relpos.nn._cache import AttentionCache, KeyValueCache, StaticKeyValueCache
+from relpos.nn._cache_positions import check_filled, check_memory, check_use, chunk_positions
 from relpos.nn._masks import check_masks, merge_masks
-from relpos.nn._nested import are_nested_alike, nested_like, padded
+from relpos.nn._nested_tensors import are_nested_alike, nested_like, padded
 from relpos.nn._projections import Projections
 from relpos.nn._projections import shapes as projection_shapes
-from relpos.nn._spans import check_filled, check_memory, check_use, span_of
-from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
 
 _TABLES = ("relative_position_keys", "relative_position_values")
 
@@ -204,14 +204,14 @@ class RelativeMultiheadAttention(nn.Module):
             )
             return nested_like(out, padding), weights
         self._check(query, key, value, is_causal, cache, query_start)
-        span = span_of(cache, self.num_tokens(key), query_start)
+        positions = chunk_positions(cache, self.num_tokens(key), query_start)
         check_masks(
             ("attn_mask", "key_padding_mask"),
             (attn_mask, key_padding_mask),
             query=query,
             batch_first=self.batch_first,
             num_heads=self.num_heads,
-            num_keys=span.num_keys,
+            num_keys=positions.num_keys,
             has_cache=cache is not None,
         )
         is_batch = query.dim() == 3
@@ -220,7 +220,7 @@ class RelativeMultiheadAttention(nn.Module):
             check_start(query_start, query)
         q, k, v = self._heads(query, key, value, cache)
         mask = self.merge_masks(attn_mask, key_padding_mask, batch=q.shape[0])
-        k, v, limits = span.limit(k, v, mask)
+        k, v, limits = positions.trim(k, v, mask)
         limits |= {"is_causal": is_causal, "max_distance": self.max_distance if self.is_relative else None}
         rel_k, rel_v = self.relative_position_keys, self.relative_position_values
         limits["dropout_p"] = self.dropout if self.training else 0.0
