@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from relpos import functional
-from relpos.nn import attention, layers
+from relpos.nn import _attention, _layers
 from relpos.translation import model
 
 STEPS = 4
@@ -19,12 +19,12 @@ OPERATORS = 12
 # functions of a forward pass, none of which calls another
 TIMED: dict[str, tuple[tuple[Any, str], ...]] = {
     "arguments of modules, checked": (
-        (layers, "check_self"),
-        (layers.RelativeTransformerDecoderLayer, "_check"),
-        (attention.RelativeMultiheadAttention, "_check"),
-        (attention, "check_masks"),
+        (_layers, "check_self"),
+        (_layers.RelativeTransformerDecoderLayer, "_check"),
+        (_attention.RelativeMultiheadAttention, "_check"),
+        (_attention, "check_masks"),
     ),
-    "masks of modules, merged": ((attention.RelativeMultiheadAttention, "merge_masks"),),
+    "masks of modules, merged": ((_attention.RelativeMultiheadAttention, "merge_masks"),),
     "arguments of attention, checked": ((functional, "check"),),
     "attention, forward": ((functional, "dispatch"),),
     "sinusoids, forward": ((model, "sinusoids"),),

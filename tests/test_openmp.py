@@ -145,7 +145,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     monkeypatch.setattr(os, "execve", lambda *call: found.append(call))
     monkeypatch.setattr(start, "_command", lambda: found.append("ran"))
-    for name in (*start._WAITING, *start._THREADS, start.CHOSEN):
+    for name in (*start.WAITING, *start._THREADS, start.CHOSEN):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "executable", "/bin/python")
     monkeypatch.setattr(sys, "argv", ["/src/relpos/__main__.py", "train", "x y"])
@@ -209,7 +209,7 @@ def test_ctrl_c_while_torch_loads_is_one_line(
 
 def _shown(*arguments: str, **changes: str) -> list[str]:
     """The spin counts that OpenMP shows, once each time that it is loaded by a command."""
-    hidden = (*start._WAITING, *start._THREADS, start.CHOSEN)
+    hidden = (*start.WAITING, *start._THREADS, start.CHOSEN)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
         [sys.executable, *arguments, "--version"],

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from relpos.inspection import _report as report_module
 from relpos.inspection import number_line_picture, write_report
-from relpos.inspection import report as report_module
 from relpos.inspection._results import main_metric, variant_names
 from relpos.inspection._summary import outcome_sentences, training_sentence
 

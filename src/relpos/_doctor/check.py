@@ -1,47 +1,47 @@
-"""What a probe finds, and how a probe is asked so that none can stop the others."""
+"""A check of the doctor: its result, the problems it reports, and a runner that catches its errors."""
 
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# a space at which no line is cut
+# a space at which lines are not wrapped
 NO_BREAK = "\u00a0"
 
 
-class Finding(NamedTuple):
-    """What one probe found: `value` for a program, ready for JSON, and `text` for a person."""
+class Result(NamedTuple):
+    """The result of one check: `value` for programs, as JSON, and `text` for people."""
 
     value: dict[str, Any]
     text: str
 
 
 class Problem(NamedTuple):
-    """What is wrong, and what to do about it."""
+    """A problem, and advice on how to solve it."""
 
     problem: str
     advice: str
 
 
-Complain = Callable[[str, str], None]
-Probe = Callable[[Complain], Finding]
+Warn = Callable[[str, str], None]
+Check = Callable[[Warn], Result]
 
 
-def ask(name: str, probe: Probe, problems: list[Problem]) -> Finding:
-    """What `probe` finds; a failure is a finding too, and like each warning joins `problems`."""
+def run_check(name: str, check: Check, problems: list[Problem]) -> Result:
+    """Run `check` and append its problems, its warnings and its exception, if any, to `problems`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         for category in (UserWarning, RuntimeWarning):
             warnings.simplefilter("always", category)
         try:
-            found = probe(lambda problem, advice: problems.append(Problem(problem, advice)))
-        # whatever it is, the other lines are still worth having
+            result = check(lambda problem, advice: problems.append(Problem(problem, advice)))
+        # a broken check must not stop the others
         except Exception as error:
             reason = _short(f"{type(error).__name__}: {error}")
-            problems.append(Problem(f"{name} could not be told.", "Report it, with this output."))
-            found = Finding({"error": reason}, f"could not be told ({reason})")
+            problems.append(Problem(f"The check of {name} failed.", "Report this output as a bug."))
+            result = Result({"error": reason}, f"check failed ({reason})")
     for warning in caught:
-        problems.append(Problem(f"a warning: {_short(warning.message)}", "Mend what it names."))
-    return found
+        problems.append(Problem(f"Warning: {_short(warning.message)}", "Fix its cause."))
+    return result
 
 
 def _short(message: object) -> str:

@@ -1,58 +1,45 @@
-"""How the threads of OpenMP wait, who has chosen it, and whether the machine is too busy for that."""
+"""How OpenMP's threads wait, and whether the machine is too busy for threads that spin."""
 
 import os
 import re
 from pathlib import Path
 
-from _relpos_command import CHOSEN, SPIN_COUNT
-from relpos._doctor.check import Complain, Finding, Probe
-from relpos._doctor.machine import num_cores
+from _relpos_command import CHOSEN, SPIN_COUNT, WAITING, num_cores
+from relpos._doctor.check import Result, Warn
 
-_NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")
 _MAPS = Path("/proc/self/maps")
-# tasks that want to run, for each core: from here on a thread that spins takes the core from others
+# runnable tasks per core from which on a spinning thread takes a core from other work
 _BUSY = 1.5
 
 
-def waiting_probes() -> dict[str, Probe]:
-    """A probe for waiting, and one for what else wants to run."""
-    return {"waiting": _waiting, "load": _load}
-
-
-def _waiting(complain: Complain) -> Finding:
-    library = _library()
-    settings = {name: os.environ[name] for name in _NAMES if name in os.environ}
+def check_waiting(warn: Warn) -> Result:
+    """The OpenMP library that is loaded, its settings, and the machine's load."""
+    library, load = _library(), _tasks_per_core()
+    settings = {name: os.environ[name] for name in WAITING if name in os.environ}
     chosen = [name for name in settings if name in os.environ.get(CHOSEN, "").split(",")]
-    told = ", ".join(
-        f"{name}={setting}{', chosen by this command' if name in chosen else ''}"
+    source = ", ".join(
+        f"{name}={setting}{', set by this command' if name in chosen else ''}"
         for name, setting in settings.items()
     )
-    lines = [f"{library or 'an OpenMP that is not known'}: {told or 'its default'}"]
+    lines = [f"{library or 'unknown OpenMP library'}: {source or 'default settings'}"]
     if library == "libgomp":
-        lines.append(_spinning(settings))
-        load = _tasks_per_core()
-        if load is not None and load > _BUSY and _spins_long(settings):
-            unset = " and ".join(settings)
-            complain(
-                f"the machine is busy ({load:.1f} tasks a core), and threads that wait spin for long.",
-                f"{f'Unset {unset}: the commands choose then; in' if unset else 'In'} programs of "
-                f"your own set GOMP_SPINCOUNT={SPIN_COUNT} before torch is imported.",
-            )
+        is_long = _spins_long(settings)
+        how = "spin for long: slow beside other work" if is_long else "soon sleep"
+        lines.append(f"waiting threads {how}")
         if "GOMP_SPINCOUNT" in chosen:
-            lines.append("programs of your own spin 300,000 turns unless GOMP_SPINCOUNT is set for them too")
-    return Finding({"library": library, **settings, "chosen": chosen}, "\n".join(lines))
-
-
-def _spinning(settings: dict[str, str]) -> str:
-    return (
-        "threads that wait spin for long: fast alone, slow beside other work"
-        if _spins_long(settings)
-        else "threads that wait soon sleep: as fast alone, and faster beside other work"
-    )
+            lines.append("set GOMP_SPINCOUNT in your own programs too: by default they spin 300,000 turns")
+        if is_long and load is not None and load > _BUSY:
+            unset = f"Unset {' and '.join(settings)}, so that the commands choose; in" if settings else "In"
+            warn(
+                f"The machine is busy ({load:.1f} tasks per core), and waiting threads spin for long.",
+                f"{unset} your own programs set GOMP_SPINCOUNT={SPIN_COUNT} before you import torch.",
+            )
+    value = {"library": library, **settings, "chosen": chosen, "tasks_per_core": load}
+    return Result(value, "\n".join(lines))
 
 
 def _spins_long(settings: dict[str, str]) -> bool:
-    """Whether libgomp's threads spin for longer than the commands have them do."""
+    """Whether libgomp's threads spin longer than the commands let them."""
     count = settings.get("GOMP_SPINCOUNT", "").strip().lower()
     if count.isascii() and count.isdigit():
         return int(count) > SPIN_COUNT
@@ -60,7 +47,7 @@ def _spins_long(settings: dict[str, str]) -> bool:
 
 
 def _library() -> str | None:
-    """The OpenMP that this process has loaded; None where the system does not tell."""
+    """The OpenMP library in this process; None where the system has no /proc."""
     try:
         found = re.findall(r"/(libgomp|libiomp5|libomp)\b", _MAPS.read_text(errors="replace"))
     except OSError:
@@ -68,14 +55,6 @@ def _library() -> str | None:
     return next(iter(found), None)
 
 
-def _load(complain: Complain) -> Finding:
-    load = _tasks_per_core()
-    if load is None:
-        return Finding({"tasks_per_core": None}, "not known on this system")
-    return Finding({"tasks_per_core": round(load, 2)}, f"{load:.1f} tasks a core over the last minute")
-
-
 def _tasks_per_core() -> float | None:
-    if not hasattr(os, "getloadavg"):
-        return None
-    return os.getloadavg()[0] / num_cores()
+    """The load of the last minute; None where the system has no such number."""
+    return os.getloadavg()[0] / num_cores() if hasattr(os, "getloadavg") else None
