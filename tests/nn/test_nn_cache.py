@@ -196,11 +196,7 @@ def test_decoder_layer_refuses_a_causal_memory_in_chunks_before_it_fills_a_cache
     layer = RelativeTransformerDecoderLayer(WIDTH, HEADS, 24, batch_first=True, max_distance=2).double()
     caches = {"cache": KeyValueCache(), "memory_cache": KeyValueCache(is_memory=True)}
     caches = {name: cache for name, cache in caches.items() if name in given}
-    with pytest.raises(
-        ValueError,
-        match=r"^memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
-        r"memory\. Give memory_mask\.$",
-    ):
+    with pytest.raises(ValueError, match=r"^memory_is_causal cannot .* Give memory_mask\.$"):
         layer(draw(BATCH, 2, WIDTH), draw(BATCH, 7, WIDTH), memory_is_causal=True, **caches)
     assert all(cache.length == 0 for cache in caches.values())
 
