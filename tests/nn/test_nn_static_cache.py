@@ -197,18 +197,6 @@ def test_after_a_reset_what_was_held_counts_for_nothing() -> None:
     torch.testing.assert_close(found, ours(y, y, y)[0], atol=1e-12, rtol=1e-12)
 
 
-def test_zeroing_a_table_changes_what_comes_out_of_a_static_cache() -> None:
-    x = draw(BATCH, LENGTH, WIDTH)
-    for name in ("relative_position_keys", "relative_position_values"):
-        ours, ends = attention(max_distance=2), []
-        for _ in range(2):
-            cache = static(ours)
-            steps = [ours(part, part, part, is_causal=True, cache=cache)[0] for part in x.split(1, 1)]
-            ends.append(steps[-1])
-            getattr(ours, name).zero_()
-        assert not torch.allclose(*ends)
-
-
 def test_it_is_filled_in_inference_mode_and_out_of_it() -> None:
     ours, x = attention(max_distance=2).requires_grad_(), draw(BATCH, LENGTH, WIDTH)
     true, _ = ours(x, x, x, is_causal=True)
@@ -335,10 +323,3 @@ def test_sizes_that_are_no_sizes_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"^dtype must be a float dtype; got torch\.int64\."):
         StaticKeyValueCache(1, 2, 3, 4, dtype=torch.int64)
     assert isinstance(ours.make_cache(), KeyValueCache)
-
-
-@pytest.mark.parametrize("given", [[], "cache", {}])
-def test_what_is_no_cache_is_refused_by_kind(given) -> None:
-    ours, x = attention(), draw(BATCH, 2, WIDTH)
-    with pytest.raises(TypeError, match=rf"^cache must be a cache .*; got {type(given).__name__}\."):
-        ours(x, x, x, cache=given)
