@@ -1,4 +1,4 @@
-"""See what each distance contributes: observations of a model, pictures, and a report in one HTML file."""
+"""Show what each distance contributes: observations of a model, plots, and a report in one HTML file."""
 
 from relpos.inspection._attention import plot_attention
 from relpos.inspection._captions import Picture, attention_picture, distances_picture, number_line_picture
