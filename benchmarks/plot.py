@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from records import Record, plain_parser
-from relpos.inspection._drawing import COLOURS, INK, MARKERS, PALE, new_figure, tidy
+from relpos.inspection._style import COLOURS, INK, MARKERS, PALE, new_figure, tidy
 from table import (
     FORM_NAMES,
     REHEARSAL,

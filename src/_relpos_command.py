@@ -19,8 +19,8 @@ SPIN_COUNT = 10_000
 CHOSEN = "RELPOS_CHOSEN"
 
 # each of these says how threads wait, in one OpenMP or another
-_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC")
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC")
 
 
 def main() -> None:
@@ -49,11 +49,11 @@ def choose(environment: Mapping[str, str]) -> dict[str, str]:
     if sys.platform != "linux" or CHOSEN in environment:
         return {}
     chosen = {}
-    if not any(name in environment for name in _WAITING):
+    if not any(name in environment for name in WAITING):
         chosen["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     quota = cpu_quota()
     # affinity alone is heeded by OpenMP itself
-    if quota is not None and quota < num_cores() and not any(name in environment for name in _THREADS):
+    if quota is not None and quota < num_cores() and not any(name in environment for name in THREADS):
         chosen["OMP_NUM_THREADS"] = str(max(1, math.ceil(quota)))
     return {**chosen, CHOSEN: ",".join(chosen)} if chosen else {}
 

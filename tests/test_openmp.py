@@ -1,7 +1,6 @@
 """How the commands choose OpenMP's waiting and threads, before torch loads it."""
 
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import _relpos_command as start
+from relpos._doctor import openmp
 
 linux_alone = pytest.mark.skipif(sys.platform != "linux", reason="only on Linux torch has GNU's OpenMP")
 CHOSEN = {"GOMP_SPINCOUNT": "10000", "RELPOS_CHOSEN": "GOMP_SPINCOUNT"}
@@ -34,17 +34,16 @@ def test_threads_wait_for_a_short_while_where_nothing_is_set(machine: Callable[.
     assert start.choose({"PATH": "/bin"}) == CHOSEN
 
 
-@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY"])
+@pytest.mark.parametrize("name", start.WAITING)
 def test_waiting_that_the_user_has_set_stays(machine: Callable[..., None], name: str) -> None:
     assert start.choose({name: "1"}) == {}
 
 
 def test_what_was_chosen_once_is_not_chosen_again(machine: Callable[..., None]) -> None:
     machine(quota=2.0)
-    chosen = start.choose({})
-    assert start.choose(chosen) == {}
-    # the variables may be taken away on the way; the process must not begin anew for ever
-    assert start.choose({"RELPOS_CHOSEN": ""}) == {}
+    assert start.choose(start.choose({})) == {}
+    # the variables may be removed on the way; the process must not restart for ever
+    assert start.choose({start.CHOSEN: ""}) == {}
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
@@ -53,28 +52,21 @@ def test_other_systems_are_left_alone(machine: Callable[..., None], platform: st
     assert start.choose({}) == {}
 
 
-@pytest.mark.parametrize(("quota", "threads"), [(0.5, "1"), (1.0, "1"), (2.5, "3"), (7.9, "8")])
+@pytest.mark.parametrize(
+    ("quota", "threads"),
+    [(0.5, "1"), (1.0, "1"), (2.5, "3"), (7.9, "8"), (8.0, None), (100.0, None), (None, None)],
+)
 def test_there_are_no_more_threads_than_the_quota_of_a_container(
-    machine: Callable[..., None], quota: float, threads: str
+    machine: Callable[..., None], quota: float | None, threads: str | None
 ) -> None:
     machine(cores=8, quota=quota)
     chosen = start.choose({})
-    assert chosen == {
-        "GOMP_SPINCOUNT": "10000",
-        "OMP_NUM_THREADS": threads,
-        "RELPOS_CHOSEN": "GOMP_SPINCOUNT,OMP_NUM_THREADS",
-    }
+    assert chosen.get("OMP_NUM_THREADS") == threads
+    names = ["GOMP_SPINCOUNT"] + (["OMP_NUM_THREADS"] if threads else [])
+    assert chosen[start.CHOSEN] == ",".join(names)
 
 
-@pytest.mark.parametrize("quota", [None, 8.0, 100.0])
-def test_a_quota_that_the_cores_do_not_reach_changes_no_threads(
-    machine: Callable[..., None], quota: float | None
-) -> None:
-    machine(cores=8, quota=quota)
-    assert start.choose({}) == CHOSEN
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC"])
+@pytest.mark.parametrize("name", start.THREADS)
 def test_threads_that_the_user_has_set_stay(machine: Callable[..., None], name: str) -> None:
     machine(cores=8, quota=2.0)
     assert start.choose({name: "5"}) == CHOSEN
@@ -145,7 +137,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     monkeypatch.setattr(os, "execve", lambda *call: found.append(call))
     monkeypatch.setattr(start, "_command", lambda: found.append("ran"))
-    for name in (*start._WAITING, *start._THREADS, start.CHOSEN):
+    for name in (*start.WAITING, *start.THREADS, start.CHOSEN):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "executable", "/bin/python")
     monkeypatch.setattr(sys, "argv", ["/src/relpos/__main__.py", "train", "x y"])
@@ -209,7 +201,7 @@ def test_ctrl_c_while_torch_loads_is_one_line(
 
 def _shown(*arguments: str, **changes: str) -> list[str]:
     """The spin counts that OpenMP shows, once each time that it is loaded by a command."""
-    hidden = (*start._WAITING, *start._THREADS, start.CHOSEN)
+    hidden = (*start.WAITING, *start.THREADS, start.CHOSEN)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
         [sys.executable, *arguments, "--version"],
@@ -225,30 +217,64 @@ def _shown(*arguments: str, **changes: str) -> list[str]:
 
 
 @linux_alone
-def test_openmp_sees_what_the_command_has_chosen() -> None:
+def test_openmp_sees_what_the_command_or_the_user_has_set() -> None:
     assert _shown("-c", "import _relpos_command; _relpos_command.main()") == ["10000"]
-
-
-@linux_alone
-def test_openmp_of_the_module_sees_it_when_the_process_begins_anew() -> None:
+    # the process restarts
     assert _shown("-X", "utf8", "-m", "relpos")[-1] == "10000"
-
-
-@linux_alone
-def test_openmp_sees_what_the_user_has_set() -> None:
     assert set(_shown("-m", "relpos", GOMP_SPINCOUNT="77")) == {"77"}
 
 
 @linux_alone
 def test_the_library_changes_nothing_of_openmp() -> None:
     code = "import os; before = dict(os.environ); import relpos, relpos.nn; assert dict(os.environ) == before"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# what the doctor reports
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_long"),
+    [
+        ({}, True),
+        ({"GOMP_SPINCOUNT": "10000"}, False),
+        ({"GOMP_SPINCOUNT": "infinite"}, True),
+        ({"GOMP_SPINCOUNT": "300000"}, True),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, False),
+        ({"OMP_WAIT_POLICY": "active"}, True),
+        ({"GOMP_SPINCOUNT": "10000", "RELPOS_CHOSEN": "GOMP_SPINCOUNT"}, False),
+    ],
+)
+def test_how_threads_wait_is_told_and_is_a_problem_on_a_busy_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], is_long: bool
+) -> None:
+    for name in (*start.WAITING, start.CHOSEN):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(openmp, "_library", lambda: "libgomp")
+    monkeypatch.setattr(openmp, "num_cores", lambda: 2)
+    for load, is_busy in ((12.0, True), (1.0, False)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        advice: dict[str, str] = {}
+        found = openmp.check_waiting(advice.__setitem__)
+        assert all(f"{name}={settings[name]}" in found.text for name in settings if name != "RELPOS_CHOSEN")
+        assert ("set by this command" in found.text) == ("RELPOS_CHOSEN" in settings)
+        busy = "The machine is busy (6.0 tasks per core), and waiting threads spin for long."
+        assert list(advice) == ([busy] if is_busy and is_long else [])
+
+
+@linux_alone
+def test_the_openmp_that_torch_has_loaded_is_named() -> None:
+    assert openmp.check_waiting(lambda *_: None).value["library"] in ("libgomp", "libiomp5", "libomp")
+
+
+# the benchmark
 
 
 @linux_alone
 def test_the_benchmark_ends_the_busy_processes_that_it_starts_and_no_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     benchmark = importlib.import_module("busy_machine")
@@ -261,16 +287,8 @@ def test_the_benchmark_ends_the_busy_processes_that_it_starts_and_no_others(
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
     monkeypatch.setattr(benchmark, "SETTINGS", {"as it is": {"OMP_NUM_THREADS": "1"}})
-    results = tmp_path / "results.jsonl"
-    options = ["--busy", "2", "--turns", "1", "--seconds", "0.01", "--json", str(results)]
-    monkeypatch.setattr(sys, "argv", ["busy_machine.py", *options])
+    monkeypatch.setattr(sys, "argv", ["busy_machine.py", "--busy", "2", "--turns", "1", "--seconds", "0.01"])
     benchmark.main()
-    records = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [(record["side"], record["busy_processes"]) for record in records] == [
-        ("as it is", 0),
-        ("as it is", 2),
-    ]
-    assert all(record["steps_per_second"] > 0 for record in records)
     busy = [process for process in started if "while True: pass" in process.args]
     assert len(busy) == 2
     assert all(process.poll() is not None for process in started)

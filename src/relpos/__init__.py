@@ -1,21 +1,22 @@
 """Self-attention with relative position representations (Shaw, Uszkoreit and Vaswani, 2018)."""
 
-import sys
-from importlib.metadata import version
+import sys as _sys
+from importlib.metadata import version as _version
 
 try:
-    from relpos import nn, relations
+    from relpos import decompose, nn, relations
     from relpos.functional import explain_backends, relation_attention, relative_attention
 except KeyboardInterrupt:
-    # Ctrl-C while torch is loaded: `python -m relpos` comes here first, with argv[0] as it is until then
-    if sys.argv[:1] != ["-m"]:
+    # `python -m relpos` imports this file first, with argv[0] == "-m": Ctrl-C there prints no traceback
+    if _sys.argv[:1] != ["-m"]:
         raise
-    if sys.stderr is not None:
-        print("relpos: stopped.", file=sys.stderr)
-    sys.exit(130)
+    if _sys.stderr is not None:
+        print("relpos: stopped.", file=_sys.stderr)
+    _sys.exit(130)
 
 __all__ = [
     "__version__",
+    "decompose",
     "explain_backends",
     "nn",
     "relation_attention",
@@ -23,4 +24,4 @@ __all__ = [
     "relative_attention",
 ]
 
-__version__ = version("relpos")
+__version__ = _version("relpos")

@@ -22,10 +22,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 try:
     import typer
 except ImportError as error:
-    # the doctor needs torch alone: it is asked where something is missing
-    from relpos._doctor.alone import run_alone
+    # the doctor needs torch alone: it reports which packages are missing
+    if sys.argv[1:] in (["doctor"], ["doctor", "--json"]):
+        from relpos._doctor import write_report
 
-    sys.exit(run_alone(sys.argv[1:], error))
+        write_report(as_json="--json" in sys.argv)
+        sys.exit()
+    sys.exit(
+        f'relpos: the commands need more packages ({error}): pip install "relpos[translate]". '
+        "relpos doctor runs without them."
+    )
 
 from relpos._options import WithKeys, check_penalty, check_search, overrides, path_of, told
 from relpos._streams import (

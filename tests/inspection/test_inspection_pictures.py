@@ -22,8 +22,8 @@ from relpos.inspection import (
     plot_learning,
     plot_number_line,
 )
-from relpos.inspection._drawing import distance_ticks, layer_name
-from relpos.inspection.comparison import wilson_interval
+from relpos.inspection._comparison import wilson_interval
+from relpos.inspection._style import distance_ticks, layer_name
 from relpos.nn import RelativeMultiheadAttention
 
 TOKENS = ["we", "$must$", "not", "_give", "up"]

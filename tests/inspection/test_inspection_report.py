@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from relpos.inspection import _report as report_module
 from relpos.inspection import number_line_picture, write_report
-from relpos.inspection import report as report_module
-from relpos.inspection.outcome import outcome_sentences, training_sentence
-from relpos.inspection.results import main_metric, variant_names
+from relpos.inspection._results import main_metric, variant_names
+from relpos.inspection._summary import outcome_sentences, training_sentence
 
 
 def _scores(*, bleu: float = 0.0, exact: float = 0.0, segments: int = 600) -> dict[str, Any]:

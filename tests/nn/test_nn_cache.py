@@ -178,11 +178,7 @@ def test_a_memory_that_was_projected_is_not_read_again_whatever_its_batch() -> N
 
 def test_a_memory_cache_with_tables_is_refused() -> None:
     ours, x = attention(max_distance=2), draw(BATCH, 4, WIDTH)
-    with pytest.raises(
-        ValueError,
-        match=r"^relative positions belong to self-attention, and a cache with is_memory=True to "
-        r"cross-attention\. Give KeyValueCache\(\), or use max_distance=None\.$",
-    ):
+    with pytest.raises(ValueError, match=r"^a cache with is_memory=True .* max_distance=None\.$"):
         ours(x, x, x, cache=KeyValueCache(is_memory=True))
 
 
@@ -190,11 +186,7 @@ def test_causal_attention_to_a_cached_memory_is_refused() -> None:
     ours, step, memory = attention(), draw(BATCH, 2, WIDTH), draw(BATCH, 7, WIDTH, seed=2)
     cache = KeyValueCache(is_memory=True)
     for _ in range(2):
-        with pytest.raises(
-            ValueError,
-            match=r"^is_causal cannot be used with a cache of a memory, which does not know where the query "
-            r"stands\. Give query_start, or attn_mask\.$",
-        ):
+        with pytest.raises(ValueError, match=r"^is_causal .* memory cache.* Give query_start"):
             ours(step, memory, memory, is_causal=True, cache=cache)
         ours(step, memory, memory, cache=cache)
 
@@ -204,11 +196,7 @@ def test_decoder_layer_refuses_a_causal_memory_in_chunks_before_it_fills_a_cache
     layer = RelativeTransformerDecoderLayer(WIDTH, HEADS, 24, batch_first=True, max_distance=2).double()
     caches = {"cache": KeyValueCache(), "memory_cache": KeyValueCache(is_memory=True)}
     caches = {name: cache for name, cache in caches.items() if name in given}
-    with pytest.raises(
-        ValueError,
-        match=r"^memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
-        r"memory\. Give memory_mask\.$",
-    ):
+    with pytest.raises(ValueError, match=r"^memory_is_causal cannot .* Give memory_mask\.$"):
         layer(draw(BATCH, 2, WIDTH), draw(BATCH, 7, WIDTH), memory_is_causal=True, **caches)
     assert all(cache.length == 0 for cache in caches.values())
 
@@ -255,31 +243,3 @@ def test_any_object_with_the_four_members_of_a_cache_serves_as_one() -> None:
     steps = [ours(part, part, part, is_causal=True, cache=cache)[0] for part in x.split(4, 1)]
     torch.testing.assert_close(torch.cat(steps, 1), true, atol=1e-10, rtol=1e-10)
     assert cache.length == LENGTH
-
-
-@pytest.mark.parametrize("chunk", [1, 3, LENGTH])
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_decoder_layer_in_chunks_equals_one_pass(norm_first, chunk, monkeypatch) -> None:
-    torch.manual_seed(0)
-    layer = RelativeTransformerDecoderLayer(
-        WIDTH, HEADS, 24, norm_first=norm_first, batch_first=True, max_distance=(3, 0), dtype=torch.float64
-    ).eval()
-    tgt, memory = draw(BATCH, LENGTH, WIDTH), draw(BATCH, 7, WIDTH, seed=2)
-    hidden = torch.zeros(BATCH, 7, dtype=torch.bool)
-    hidden[0, 5:] = True
-    true = layer(tgt, memory, memory_key_padding_mask=hidden, tgt_is_causal=True)
-    cache, memory_cache = KeyValueCache(), KeyValueCache(is_memory=True)
-    counted = ProjectedTokens(monkeypatch)
-    found = [
-        layer(
-            part,
-            memory,
-            memory_key_padding_mask=hidden,
-            tgt_is_causal=True,
-            cache=cache,
-            memory_cache=memory_cache,
-        )
-        for part in tgt.split(chunk, 1)
-    ]
-    torch.testing.assert_close(torch.cat(found, 1), true, atol=1e-10, rtol=1e-10)
-    assert counted.tokens.count(BATCH * 7) == 1

@@ -179,12 +179,7 @@ def test_a_start_without_sense_is_refused_before_a_cache_is_filled() -> None:
 def test_lengths_that_differ_need_a_start(has_cache) -> None:
     ours, x = module(), draw(BATCH, LENGTH, WIDTH)
     cache = KeyValueCache() if has_cache else None
-    with pytest.raises(
-        ValueError,
-        match=r"^query_start must be given unless query and key have one length, as in self-attention; "
-        r"got lengths 3 and 7\. Give the position of the first query among the keys, "
-        r"or use max_distance=None for cross-attention\.$",
-    ):
+    with pytest.raises(ValueError, match=r"^query_start must be given .*; got lengths 3 and 7\. "):
         ours(x[:, :3], x, x, cache=cache)
     # without positions nothing is asked
     assert module(max_distance=None)(x[:, :3], x, x)[0].shape == (BATCH, 3, WIDTH)
@@ -211,12 +206,7 @@ def test_a_memory_cache_with_more_room_than_the_memory_is_named(is_masked) -> No
     layer = RelativeTransformerDecoderLayer(WIDTH, HEADS, 24, batch_first=True, max_distance=2).double()
     tgt, memory = draw(BATCH, 3, WIDTH), draw(BATCH, LENGTH, WIDTH)
     hidden = torch.zeros(BATCH, LENGTH, dtype=torch.bool) if is_masked else None
-    with pytest.raises(
-        ValueError,
-        match=r"^a cache of the memory must hold the keys of the memory alone = 7; got a Roomy that gives "
-        r"10, as one of static capacity does\. Make it with that capacity, "
-        r"or give KeyValueCache\(is_memory=True\)\.$",
-    ):
+    with pytest.raises(ValueError, match=r"^a memory cache must .* = 7; got 10 from a Roomy, "):
         layer(tgt, memory, memory_key_padding_mask=hidden, memory_cache=Roomy(is_memory=True))
 
 

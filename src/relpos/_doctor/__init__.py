@@ -1,6 +1,6 @@
-"""What `relpos doctor` finds: versions, packages, machine, which backend serves which attention; and advice.
+"""The checks of `relpos doctor`: versions, packages, machine, kernels, backends; and advice.
 
-Needs torch alone, since it is asked where something is missing.
+Needs torch alone, so that it runs where other packages are missing.
 """
 
 from relpos._doctor.report import examine, write_report

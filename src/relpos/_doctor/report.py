@@ -1,4 +1,4 @@
-"""The report: every probe asked, and its answers as JSON or as text."""
+"""The report: the results of all checks, as JSON or as text."""
 
 import json
 import shutil
@@ -6,51 +6,51 @@ import sys
 import textwrap
 from typing import NamedTuple
 
-from relpos._doctor.cases import COMMON, attention_probes
-from relpos._doctor.compiled import compiled_probes
-from relpos._doctor.finding import NO_BREAK, Finding, Probe, Problem, ask
-from relpos._doctor.machine import devices, machine_probes
-from relpos._doctor.software import package_probes, version_probes
-from relpos._doctor.waiting import waiting_probes
+from relpos._doctor.backends import COMMON, attention_checks
+from relpos._doctor.check import NO_BREAK, Check, Problem, Result, run_check
+from relpos._doctor.kernels import kernel_checks
+from relpos._doctor.machine import devices, machine_checks
+from relpos._doctor.openmp import check_waiting
+from relpos._doctor.packages import package_checks, version_checks
 
 
 class Report(NamedTuple):
-    """Findings by section and probe, and what is wrong."""
+    """Results by section and check, and the problems that were found."""
 
-    sections: dict[str, dict[str, Finding]]
+    sections: dict[str, dict[str, Result]]
     problems: list[Problem]
 
     def to_json(self) -> str:
         """One object: an object for each section, and the list `problems`."""
         values = {
-            section: {name: finding.value for name, finding in findings.items()}
-            for section, findings in self.sections.items()
+            section: {name: result.value for name, result in results.items()}
+            for section, results in self.sections.items()
         }
         return json.dumps({**values, "problems": [problem._asdict() for problem in self.problems]})
 
     def to_text(self, width: int) -> str:
-        """Sections one below the other, lines of at most `width` characters where words allow."""
-        blocks = [_section(title, findings, width) for title, findings in self.sections.items()]
+        """The sections in order, wrapped to `width` characters where words allow."""
+        blocks = [_section(title, results, width) for title, results in self.sections.items()]
         return "\n\n".join([*blocks, _advice(self.problems, width)])
 
 
 def examine() -> Report:
-    """Ask every probe. None can fail: what it cannot tell is its answer."""
+    """Run all checks. None raises: an error becomes its result."""
     problems: list[Problem] = []
-    names = ask("devices", devices, problems).value.get("names", ["cpu"])
-    sections: dict[str, dict[str, Probe]] = {
-        "versions": version_probes(),
-        "packages": package_probes(),
-        "machine": {**machine_probes(), **waiting_probes()},
-        "compiled": compiled_probes(),
-        "attention": attention_probes(names),
+    names = run_check("devices", devices, problems).value.get("names", ["cpu"])
+    sections: dict[str, dict[str, Check]] = {
+        "versions": version_checks(),
+        "packages": package_checks(),
+        "machine": {**machine_checks(), "waiting": check_waiting},
+        "compiled": kernel_checks(),
+        "attention": attention_checks(names),
     }
-    findings = {
-        title: {name: ask(name, probe, problems) for name, probe in probes.items()}
-        for title, probes in sections.items()
+    results = {
+        title: {name: run_check(name, check, problems) for name, check in checks.items()}
+        for title, checks in sections.items()
     }
-    # two probes may meet the same warning
-    return Report(findings, list(dict.fromkeys(problems)))
+    # two checks may meet the same warning
+    return Report(results, list(dict.fromkeys(problems)))
 
 
 def write_report(*, as_json: bool) -> None:
@@ -60,19 +60,19 @@ def write_report(*, as_json: bool) -> None:
         print(report.to_json(), flush=True)
         return
     text = report.to_text(max(40, min(shutil.get_terminal_size().columns, 100)))
-    # a path may hold what the terminal cannot show
+    # a path may have characters that the terminal cannot show
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
-def _section(title: str, findings: dict[str, Finding], width: int) -> str:
+def _section(title: str, results: dict[str, Result], width: int) -> str:
     lines = [title]
     if title == "attention":
         lines += _wrapped(f"Unless a case says otherwise: {COMMON}.", "  ", width)
-    column = 2 + max((len(name) for name in findings), default=0) + 2
-    for name, finding in findings.items():
+    column = 2 + max((len(name) for name in results), default=0) + 2
+    for name, result in results.items():
         label = f"  {name}".ljust(column)
-        for line in finding.text.splitlines():
+        for line in result.text.splitlines():
             lines += _wrapped(line, label, width)
             label = " " * column
     return "\n".join(lines)
@@ -89,7 +89,7 @@ def _advice(problems: list[Problem], width: int) -> str:
 
 
 def _wrapped(line: str, label: str, width: int) -> list[str]:
-    """`line` after `label`, cut at spaces but not at NO_BREAK; what is indented goes on two deeper."""
+    """`line` after `label`, wrapped at spaces but not at NO_BREAK; an indented line continues two deeper."""
     text = line.lstrip(" ")
     depth = len(line) - len(text)
     wrapped = textwrap.wrap(

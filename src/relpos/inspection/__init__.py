@@ -1,12 +1,12 @@
-"""See what each distance contributes: observations of a model, pictures, and a report in one HTML file."""
+"""Show what each distance contributes: observations of a model, plots, and a report in one HTML file."""
 
-from relpos.inspection.attention import plot_attention
-from relpos.inspection.comparison import plot_by_length, plot_learning
-from relpos.inspection.distances import plot_distances
-from relpos.inspection.number_line import plot_number_line
-from relpos.inspection.observation import Observation, observe
-from relpos.inspection.picture import Picture, attention_picture, distances_picture, number_line_picture
-from relpos.inspection.report import write_report
+from relpos.inspection._attention import plot_attention
+from relpos.inspection._captions import Picture, attention_picture, distances_picture, number_line_picture
+from relpos.inspection._comparison import plot_by_length, plot_learning
+from relpos.inspection._distances import plot_distances
+from relpos.inspection._number_line import plot_number_line
+from relpos.inspection._observation import Observation, observe
+from relpos.inspection._report import write_report
 
 __all__ = [
     "Observation",

@@ -1,9 +1,9 @@
 """Modules with relative positions, called like their counterparts in torch.nn."""
 
-from relpos.nn.attention import RelativeMultiheadAttention
-from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
-from relpos.nn.layers import RelativeTransformerDecoderLayer, RelativeTransformerEncoderLayer
-from relpos.nn.stacks import RelativeTransformer, RelativeTransformerDecoder, RelativeTransformerEncoder
+from relpos.nn._attention import RelativeMultiheadAttention
+from relpos.nn._cache import AttentionCache, KeyValueCache, StaticKeyValueCache
+from relpos.nn._layers import RelativeTransformerDecoderLayer, RelativeTransformerEncoderLayer
+from relpos.nn._stacks import RelativeTransformer, RelativeTransformerDecoder, RelativeTransformerEncoder
 
 __all__ = [
     "AttentionCache",

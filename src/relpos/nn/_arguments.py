@@ -1,7 +1,7 @@
-"""The arguments of modules, judged at their doors: sizes and probabilities, sequences, masks, caches.
+"""Checks of the modules' arguments: sizes, probabilities, sequences, caches.
 
-Each check says which argument is wrong by the name under which the caller gave it, so a layer asks here
-before it calls its attention, which has other names.
+Each check uses the caller's name for the argument. So a layer checks its arguments itself, before it calls
+its attention, which has other names for them.
 """
 
 from enum import Enum
@@ -15,7 +15,7 @@ from relpos.positions import INT_TYPES, two_sides
 
 
 class Required(Enum):
-    """The default of an argument that must be given: unlike Python's own error, ours says what to give."""
+    """The default of an argument without a default: our error, unlike Python's, says what to give."""
 
     REQUIRED = "required"
 
@@ -27,10 +27,10 @@ REQUIRED: Final = Required.REQUIRED
 
 
 def sides_of(owner: object, max_distance: int | tuple[int, int] | Required | None) -> tuple[int, int] | None:
-    """(left, right) of the max_distance that `owner`, a module, was given, or None for no relative positions.
+    """The max_distance of a module as (left, right), or None for no relative positions.
 
     Raises:
-        TypeError: it was left out, or is no distance. ValueError: it is negative.
+        TypeError: max_distance is missing or no distance. ValueError: it is negative.
     """
     if max_distance is REQUIRED:
         raise TypeError(
@@ -42,7 +42,7 @@ def sides_of(owner: object, max_distance: int | tuple[int, int] | Required | Non
 
 
 def check_count(name: str, count: object) -> None:
-    """Refuse what is no integer of at least 1."""
+    """Refuse anything but an integer of at least 1."""
     if isinstance(count, bool) or not isinstance(count, INT_TYPES):
         raise TypeError(f"{name} must be an integer; got {type(count).__name__}. Give a whole number.")
     if count < 1:
@@ -52,7 +52,7 @@ def check_count(name: str, count: object) -> None:
 def check_heads(
     width: int, num_heads: int, *, width_name: str = "embed_dim", heads_name: str = "num_heads"
 ) -> None:
-    """Refuse heads that do not share a width out evenly."""
+    """Refuse a number of heads that does not divide the width."""
     check_count(width_name, width)
     check_count(heads_name, num_heads)
     if width % num_heads:
@@ -62,7 +62,7 @@ def check_heads(
 
 
 def check_probability(name: str, p: object) -> None:
-    """Refuse what is no number from 0 to 1."""
+    """Refuse anything but a number from 0 to 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)):
         raise TypeError(f"{name} must be a number; got {type(p).__name__}. It is a probability.")
     if not 0.0 <= p <= 1.0:
@@ -72,7 +72,7 @@ def check_probability(name: str, p: object) -> None:
 def check_sequence(
     name: str, x: Tensor, weight: Tensor, *, width: int, width_name: str, batch_first: bool
 ) -> None:
-    """Refuse what is not [batch, length, width], or one sequence [length, width], of the kind of `weight`."""
+    """Refuse anything but [batch, length, width] or [length, width] with the dtype and device of `weight`."""
     _check_tensor(name, x)
     if x.is_nested or x.layout != torch.strided:
         raise TypeError(
@@ -83,12 +83,12 @@ def check_sequence(
         batched = "[batch, length, " if batch_first else "[length, batch, "
         raise ValueError(
             f"{name} must be {batched}{width_name}] or [length, {width_name}]; got {list(x.shape)}. "
-            f"It is batch_first={batch_first} that decides the order."
+            f"batch_first={batch_first} sets the order of dimensions."
         )
     if x.shape[-1] != width:
         raise ValueError(
             f"{name} must have the width {width_name} = {width}; got {x.shape[-1]}. "
-            "Check what comes before, or the module's sizes."
+            "Check the layer before, or the sizes of this module."
         )
     if x.device != weight.device:
         raise ValueError(
@@ -105,54 +105,54 @@ def check_sequence(
 def check_together(
     name: str, x: Tensor, other_name: str, other: Tensor, *, batch_first: bool, has_one_length: bool = False
 ) -> None:
-    """Refuse `x` beside `other` if only one is a batch, or they are batches of different size.
+    """Refuse `x` if its batch differs from that of `other`, or only one of them has a batch.
 
     Args:
-        has_one_length: whether the lengths must be equal too.
+        has_one_length: whether the lengths must be equal, too.
     """
     for some_name, some in ((other_name, other), (name, x)):
         _check_tensor(some_name, some)
     if x.dim() != other.dim():
         raise ValueError(
-            f"{name} must have the dimensions of {other_name} = {other.dim()}; got {x.dim()}. "
-            "Give batches, or single sequences."
+            f"{name} must have as many dimensions as {other_name} = {other.dim()}; got {x.dim()}. "
+            "Give two batches, or two single sequences."
         )
     batch_at, length_at = (0, 1) if batch_first else (1, 0)
     if x.dim() == 3 and x.shape[batch_at] != other.shape[batch_at]:
         raise ValueError(
             f"{name} must have the batch of {other_name} = {other.shape[batch_at]}; got {x.shape[batch_at]}. "
-            f"It is batch_first={batch_first} that decides which dimension that is."
+            f"batch_first={batch_first} sets which dimension is the batch."
         )
     length_at = length_at if x.dim() == 3 else 0
     if has_one_length and x.shape[length_at] != other.shape[length_at]:
         raise ValueError(
             f"{name} must have the length of {other_name} = {other.shape[length_at]}; "
-            f"got {x.shape[length_at]}. Each key stands for one value."
+            f"got {x.shape[length_at]}. Each key has one value."
         )
 
 
 def check_flag(name: str, flag: object) -> None:
-    """Refuse what is not True or False."""
+    """Refuse anything but True and False."""
     if not isinstance(flag, bool):
         raise TypeError(f"{name} must be True or False; got {type(flag).__name__}. Give a bool.")
 
 
 def check_cache(name: str, cache: object) -> None:
-    """Refuse what cannot be a cache, such as the list of caches of a whole stack."""
+    """Refuse an object that is no cache, such as the list of caches of a stack."""
     if cache is not None and not hasattr(cache, "filled_memory"):
         raise TypeError(
             f"{name} must be a cache of one attention module; got {type(cache).__name__}. "
-            "Make it with make_cache(), or give a stack its list as `caches`."
+            "Make one with make_cache(). A stack takes a list, as `caches`."
         )
 
 
 def check_caches(name: str, caches: object, num_layers: int) -> None:
-    """Refuse what is not one cache for each layer, and one of its own."""
+    """Refuse anything but a list with one cache per layer, no cache twice."""
     if caches is None:
         return
     if not isinstance(caches, (list, tuple)):
         raise TypeError(
-            f"{name} must be a list of caches; got {type(caches).__name__}. Make it with make_caches()."
+            f"{name} must be a list of caches; got {type(caches).__name__}. Make one with make_caches()."
         )
     if len(caches) != num_layers:
         raise ValueError(
@@ -162,16 +162,16 @@ def check_caches(name: str, caches: object, num_layers: int) -> None:
     for index, cache in enumerate(caches):
         check_cache(f"{name}[{index}]", cache)
         for earlier in range(index):
-            # by identity: empty caches are alike, and a shared one mixes what two layers see
+            # compares identity: a shared cache mixes the tokens of two layers
             if cache is not None and cache is caches[earlier]:
                 raise ValueError(
-                    f"{name}[{index}] must be a cache of its own; got that of {name}[{earlier}]. "
+                    f"{name}[{index}] must be a cache of its own; got the cache of {name}[{earlier}]. "
                     "Make them with make_caches()."
                 )
 
 
 def refuse_appended_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:
-    """Refuse torch.nn's two ways to append a key."""
+    """Refuse the two options of torch.nn that append a key."""
     for name, is_asked in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
         if is_asked:
             raise ValueError(

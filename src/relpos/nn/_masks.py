@@ -1,6 +1,6 @@
-"""The masks of torch.nn's modules, where True means hidden: checked, and merged into one of SDPA's.
+"""Masks as in torch.nn, where True = hidden: checks, and conversion to one mask for `relative_attention`.
 
-`relpos.masks` has the masks of the function `relative_attention`, where True means may attend.
+`relpos.masks` handles the masks of `relative_attention`, where True = may attend, as in SDPA.
 """
 
 import torch
@@ -19,17 +19,17 @@ def check_masks(
     num_keys: tuple[int, ...],
     has_cache: bool,
 ) -> None:
-    """Refuse masks of another kind or shape than `query` and the keys ask for.
+    """Refuse masks whose dtype, device or shape does not fit query and keys.
 
     Args:
-        names, masks: of attn_mask and key_padding_mask, as the caller calls them.
-        query: as the caller gave it, with a batch or without.
-        num_keys: each length that a mask may have, in tokens.
-        has_cache: whether these count tokens that a cache holds.
+        names, masks: attn_mask and key_padding_mask, with the caller's names for them.
+        query: with or without a batch.
+        num_keys: the key lengths that a mask may have, in tokens.
+        has_cache: whether these lengths include tokens in a cache.
     """
-    advice = "Check its sizes and their order."
+    advice = "Check the sizes and their order."
     if has_cache:
-        advice = "With a cache, `key` counts all tokens held."
+        advice = "With a cache, `key` counts all tokens in it."
     attn_mask, key_padding_mask = masks
     for name, mask, meaning in zip(names, masks, ("hidden", "padding"), strict=True):
         if mask is not None:
@@ -62,13 +62,13 @@ def check_masks(
 def merge_masks(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, *, batch: int, num_heads: int
 ) -> Tensor | None:
-    """torch.nn's two masks (bool: True = hidden) as one of SDPA's (bool: True = may attend).
+    """Merge the two masks of torch.nn (bool: True = hidden) into one of SDPA (bool: True = may attend).
 
     Args:
         attn_mask: [query, key] or [batch * heads, query, key].
         key_padding_mask: [batch, key], or [key].
     Returns:
-        Broadcastable to [batch, heads, query, key]; float if one of them is. None if both are.
+        Broadcastable to [batch, heads, query, key]; float if either mask is float; None if both are None.
     """
     if attn_mask is not None and attn_mask.dim() == 3:
         attn_mask = attn_mask.unflatten(0, (batch, num_heads))
@@ -98,11 +98,11 @@ def _check_kind(name: str, mask: Tensor, meaning: str, query: Tensor) -> None:
     if mask.dtype != torch.bool and mask.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{name} must be bool (True = {meaning}) or float (added to the logits); got {mask.dtype}. "
-            f"Give mask == 0 where 1 = keep, as in Hugging Face's masks, and mask != 0 where 1 = {meaning}."
+            f"Give mask == 0 if 1 = keep, as in Hugging Face's masks, or mask != 0 if 1 = {meaning}."
         )
     if mask.device != query.device:
         raise ValueError(
-            f"{name} must be on the device of what it masks = {query.device}; got {mask.device}. "
+            f"{name} must be on the device of the tokens = {query.device}; got {mask.device}. "
             "Move it with .to()."
         )
 

@@ -1,22 +1,22 @@
-"""A figure with a title and a guide to reading it, and the guides to the pictures of distances."""
+"""Figures with captions: a title, and a guide to reading the figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos.inspection._extra import Figure
-from relpos.inspection.attention import plot_attention
-from relpos.inspection.distances import plot_distances
-from relpos.inspection.number_line import plot_number_line
-from relpos.inspection.observation import Observation
+from relpos.inspection._attention import plot_attention
+from relpos.inspection._distances import plot_distances
+from relpos.inspection._number_line import plot_number_line
+from relpos.inspection._observation import Observation
+from relpos.inspection._optional_dependencies import Figure
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure for the report.
+    """A figure for the report, with its caption.
 
     Attributes:
-        title: what it shows, in a few words.
-        guide: how to read it, two or three sentences for a learner.
+        title: a few words on its content.
+        guide: two or three sentences on how to read it.
         figure: the figure.
     """
 
@@ -26,7 +26,7 @@ class Picture:
 
 
 def number_line_picture(n: int = 4, k: int = 2) -> Picture:
-    """`plot_number_line` with its guide."""
+    """`plot_number_line` with a caption."""
     return Picture(
         title="From positions to rows of a table",
         guide=(
@@ -41,7 +41,7 @@ def number_line_picture(n: int = 4, k: int = 2) -> Picture:
 
 
 def distances_picture(observations: Sequence[Observation]) -> Picture:
-    """`plot_distances` with its guide."""
+    """`plot_distances` with a caption."""
     return Picture(
         title="What each distance does in each layer",
         guide=(
@@ -57,7 +57,7 @@ def distances_picture(observations: Sequence[Observation]) -> Picture:
 def attention_picture(
     observation: Observation, tokens: Sequence[str], *, head: int | None = None, row: int = 0
 ) -> Picture:
-    """`plot_attention` with its guide."""
+    """`plot_attention` with a caption."""
     averaged = (
         " The panels are averages over the heads, so the third is the mean of many softmaxes, not one."
         if head is None

@@ -1,18 +1,18 @@
-"""What the pictures share: size, colours that colour-blind people tell apart, and the look of axes.
+"""The style of the figures: size, a palette for colour-blind readers, axes, ticks.
 
-Figures are made with matplotlib's objects alone, so nothing global is set and no window is opened.
+It uses matplotlib's object interface, without pyplot: no global state, no window.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from relpos.inspection._extra import Axes, Figure, FigureCanvasAgg, ListedColormap
+from relpos.inspection._optional_dependencies import Axes, Figure, FigureCanvasAgg, ListedColormap
 
-# at 100 dots an inch a figure is 900 pixels wide, the width of the report's column
+# 900 pixels at 100 dots per inch: the width of the report's column
 WIDTH = 9.0
 DPI = 100
-# Okabe and Ito's colours, without the yellow that is too light for lines
+# Okabe and Ito's palette, without its yellow, which is too light for lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
@@ -21,14 +21,14 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def new_figure(height: float) -> Figure:
-    """An empty white figure, 9 inches wide and so many high."""
+    """An empty white figure, 9 inches wide and `height` inches high."""
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and dash of the index-th line; they differ for 28 lines."""
+    """Colour and dash of line `index`; 28 lines differ."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
@@ -36,12 +36,12 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def variant_style(index: int) -> dict[str, Any]:
-    """Colour, dash and marker of the index-th variant, the same in every picture."""
+    """Colour, dash and marker of variant `index`, the same in all figures."""
     return {**line_style(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
 def tidy(axes: Axes) -> None:
-    """Leave of the frame what is read: two spines and a faint grid."""
+    """Keep two spines and a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -49,7 +49,7 @@ def tidy(axes: Axes) -> None:
 
 
 def say(axes: Axes, text: str) -> None:
-    """Words in the middle of axes that have nothing to draw."""
+    """Write a text in the middle of empty axes."""
     axes.text(
         0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=11, color="#555555"
     )
@@ -59,23 +59,23 @@ def say(axes: Axes, text: str) -> None:
 
 
 def title(axes: Axes, text: str, size: float = 12) -> None:
-    """A title at the left, where reading begins."""
+    """Write a title, aligned left."""
     axes.set_title(text, loc="left", fontsize=size, color=INK)
 
 
 def signed(distance: int) -> str:
-    """+1, 0, −1: a distance as it is written."""
+    """A distance with its sign: +1, 0, −1."""
     return "0" if distance == 0 else f"{distance:+d}".replace("-", MINUS)
 
 
 def layer_name(module: str) -> str:
-    """encoder.layers.0.self_attn as "encoder, layer 1"; other names of modules as they are."""
+    """The name of a layer: "encoder, layer 1" for encoder.layers.0.self_attn; other names unchanged."""
     found = re.fullmatch(r"(?:.*\.)?(\w+)\.layers\.(\d+)(?:\.self_attn)?", module)
     return f"{found[1]}, layer {int(found[2]) + 1}" if found else module or "attention"
 
 
 def row_colours(left: int, right: int) -> ListedColormap:
-    """One pale colour for each row of a table: orange before the query, white at it, blue after it."""
+    """A pale colour for each row of a table: orange before the query, white for distance 0, blue after it."""
     shades = [_mix("#E69F00", (left - row) / max(left, 1)) for row in range(left)]
     shades += ["#ffffff"]
     shades += [_mix("#56B4E9", (row + 1) / max(right, 1)) for row in range(right)]
@@ -83,7 +83,7 @@ def row_colours(left: int, right: int) -> ListedColormap:
 
 
 def distance_ticks(left: int, right: int, *, most: int = 5) -> tuple[list[int], list[str]]:
-    """Where to mark an axis of distances, and what to write: at the clipped ends "2 or more" as ≤ and ≥."""
+    """Ticks and labels of an axis of distances; ≤ and ≥ mark the clipped ends."""
     step = max(1, -(-(left + right) // (most - 1)))
     inner = [d for d in range(-left + 1, right) if d % step == 0 and d + left >= step / 2 <= right - d]
     places = sorted({-left, *inner, 0, right})
@@ -96,7 +96,7 @@ def distance_ticks(left: int, right: int, *, most: int = 5) -> tuple[list[int], 
 
 
 def limits(values: Sequence[float], *, pad: float = 0.08) -> tuple[float, float]:
-    """Ends of an axis that shows all values with some room; finite also for none or equal values."""
+    """Limits of an axis for these values, with padding; finite also if there are none or all are equal."""
     known = [v for v in values if v == v and abs(v) != float("inf")]
     if not known:
         return -1.0, 1.0
@@ -106,7 +106,7 @@ def limits(values: Sequence[float], *, pad: float = 0.08) -> tuple[float, float]
 
 
 def _mix(colour: str, strength: float) -> str:
-    """The colour on white paper, from a fifth of its strength to four fifths."""
+    """The colour mixed with white: a share from 0.2 to 0.8 as strength goes from 0 to 1."""
     share = 0.2 + 0.6 * strength
     parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)

@@ -1,12 +1,11 @@
-"""The pictures that compare variants of one task: scores by length, and scores while learning."""
+"""Plots that compare the variants of one task: scores by length, and learning curves."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from relpos.inspection._drawing import INK, SHADE, limits, new_figure, say, tidy, title, variant_style
-from relpos.inspection._extra import Axes, Figure, FuncFormatter, MaxNLocator
-from relpos.inspection.results import (
+from relpos.inspection._optional_dependencies import Axes, Figure, FuncFormatter, MaxNLocator
+from relpos.inspection._results import (
     METRICS,
     Result,
     bucket_at,
@@ -18,16 +17,17 @@ from relpos.inspection.results import (
     range_name,
     variant_names,
 )
+from relpos.inspection._style import INK, SHADE, limits, new_figure, say, tidy, title, variant_style
 
 _CURVES = {"bleu": "eval_bleu", "chrf": "eval_chrf", "exact": "eval_exact"}
 
 
 def plot_by_length(results: Sequence[Result], metric: str = "exact") -> Figure:
-    """A line for each variant of one task: the metric in each bucket of lengths, trained lengths shaded.
+    """Plot the metric of each variant in each length bucket; trained lengths are shaded.
 
     Args:
-        results: of one task; buckets are spaced evenly, whatever their width.
-        metric: "exact" (with 95 % Wilson intervals of a share), "bleu", "bleu_lowercased" or "chrf".
+        results: the results of one task. Buckets are evenly spaced.
+        metric: "exact" (with 95 % Wilson intervals), "bleu", "bleu_lowercased" or "chrf".
     Raises:
         ValueError: no such metric.
     """
@@ -39,13 +39,13 @@ def plot_by_length(results: Sequence[Result], metric: str = "exact") -> Figure:
         say(axes, "no scores by length")
         return figure
     for index, (name, result) in enumerate(zip(variant_names(results), results, strict=True)):
-        # a little to the side, so that equal scores do not hide each other
+        # shifted, so that equal scores do not hide each other
         offset = 0.05 * (index - (len(results) - 1) / 2)
         _draw_variant(axes, result, ranges, metric, name, index, offset)
     tidy(axes)
     axes.set_xlim(-0.5, len(ranges) - 0.5)
     top = 100.0 if metric == "exact" else max(axes.get_ylim()[1], 1.0)
-    # room above for the words, below for marks at zero
+    # room above for the notes, below for markers at zero
     axes.set_ylim(-0.03 * top, 1.12 * top)
     if metric == "exact":
         axes.set_yticks(range(0, 101, 20))
@@ -59,11 +59,11 @@ def plot_by_length(results: Sequence[Result], metric: str = "exact") -> Figure:
 
 
 def plot_learning(results: Sequence[Result], metric: str | None = None) -> Figure:
-    """The validation score of each variant of one task against seconds, and against updates.
+    """Plot the validation score of each variant against seconds and against updates.
 
     Args:
-        results: of one task.
-        metric: "eval_bleu", "eval_chrf", "eval_exact" or "eval_loss". Default: what the task is judged by,
+        results: the results of one task.
+        metric: "eval_bleu", "eval_chrf", "eval_exact" or "eval_loss". Default: the main metric of the task,
             else the first that was recorded.
     Raises:
         ValueError: no such metric.
@@ -106,7 +106,7 @@ def plot_learning(results: Sequence[Result], metric: str | None = None) -> Figur
 
 
 def wilson_interval(share: float, count: float) -> tuple[float, float]:
-    """The 95 % interval of a share seen in so many trials (Wilson 1927); it stays within 0 and 1."""
+    """The 95 % confidence interval of a share in `count` trials (Wilson 1927), within 0 and 1."""
     if count <= 0:
         return 0.0, 1.0
     z = 1.96
@@ -184,7 +184,7 @@ def _shade_trained(axes: Axes, ranges: list[tuple[int, int]], trained_up_to: obj
 
 
 def _note(axes: Axes, x: float, text: str, *, ha: str) -> None:
-    """Small words at the top, above the curves."""
+    """Write a small text at the top, above the curves."""
     options: dict[str, Any] = {"ha": ha, "va": "top", "fontsize": 10, "color": "#555555"}
     axes.text(x, 0.985, text, transform=axes.get_xaxis_transform(), **options)
 
@@ -199,5 +199,5 @@ def _points(result: Result, against: str, metric: str) -> list[tuple[float, floa
 
 
 def _start_upper(text: str) -> str:
-    """First letter in upper case, the rest as it is."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

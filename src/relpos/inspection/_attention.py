@@ -1,4 +1,4 @@
-"""The picture of one sentence in one layer: content logits + position logits = weights."""
+"""The plot of one sentence in one layer: content logits, position logits and attention weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,30 +6,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import INK, PALE, layer_name, new_figure, title
-from relpos.inspection._extra import Axes, Figure
-from relpos.inspection.observation import Observation
+from relpos.inspection._observation import Observation
+from relpos.inspection._optional_dependencies import Axes, Figure
+from relpos.inspection._style import INK, PALE, layer_name, new_figure, title
 
 
 def plot_attention(
     observation: Observation, tokens: Sequence[str], *, head: int | None = None, row: int = 0
 ) -> Figure:
-    """Content logits, position logits and the weights they make, for one sentence, tokens on both axes.
+    """Plot content logits, position logits and weights of one sentence, with tokens on both axes.
 
-    Each row of logits is shown less its own mean, which the softmax does not see.
+    The mean of each row of logits is subtracted, since the softmax ignores it.
 
     Args:
         observation: one call of one layer.
-        tokens: the keys, as text, one for each; the first query is the one at `query_start`.
+        tokens: the text of each key. The first query is the token at `query_start`.
         head: one head, counted from 0. Default: the average of all heads.
-        row: which sentence of the batch.
+        row: index of the sentence in the batch.
     Raises:
-        ValueError: there are more or fewer tokens than keys. IndexError: no such head or sentence.
+        ValueError: the number of tokens differs from that of keys. IndexError: no such head or sentence.
     """
     num_queries, num_keys = observation.weights.shape[2:]
     if len(tokens) != num_keys:
         raise ValueError(
-            f"tokens must be as many as the keys = {num_keys}; got {len(tokens)}. Give padding a token too."
+            f"tokens must be as many as the keys = {num_keys}; got {len(tokens)}. Give one for padding too."
         )
     asking = list(tokens)[observation.query_start : observation.query_start + num_queries]
     allowed = observation.allowed[row].any(0)  # [query, key]
@@ -81,7 +81,7 @@ def _less_mean(logits: Tensor, allowed: Tensor) -> Tensor:
 
 
 def _height(num_queries: int, num_keys: int, longest: int) -> float:
-    """Inches: square cells in a third of the width, then room for the longest token and the bars."""
+    """Height in inches: square cells in a third of the width, the longest token, the colour bars."""
     return 2.4 * max(0.35, num_queries / max(num_keys, 1)) + 1.9 + 0.07 * min(longest, 20)
 
 
@@ -100,6 +100,6 @@ def _draw(
 
 
 def _plain(token: str) -> str:
-    """As text: no mathematics between dollar signs, no end of line, and not too long."""
+    """The token without line breaks, with dollar signs escaped, at most 20 characters."""
     text = token.replace("\n", " ").replace("$", r"\$")
     return text if len(text) <= 20 else text[:19] + "…"

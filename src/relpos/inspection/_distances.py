@@ -1,4 +1,4 @@
-"""The picture of what each distance does in each layer: on the keys above, on the values below."""
+"""The plot of distances in each layer: position logits above, norms of rel_v below."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import (
+from relpos.inspection._observation import Observation
+from relpos.inspection._optional_dependencies import Axes, Figure
+from relpos.inspection._style import (
     INK,
     SHADE,
     WIDTH,
@@ -21,27 +23,25 @@ from relpos.inspection._drawing import (
     tidy,
     title,
 )
-from relpos.inspection._extra import Axes, Figure
-from relpos.inspection.observation import Observation
 from relpos.positions import distances
 
 _MOST_COLUMNS = 3
 
 
 def plot_distances(observations: Sequence[Observation]) -> Figure:
-    """For each layer, the mean position logit of each distance, a line for each head, and the norms of rel_v.
+    """Plot, for each layer, the mean position logit of each distance and head, and the norms of rel_v.
 
-    Several calls of one layer are averaged, each distance weighted by its pairs. Rows that no pair used, such
-    as those after the query in a decoder, are left out.
+    Several calls of one layer are averaged, weighted by the number of pairs. Rows that no pair used, such as
+    those after the query in a decoder, are omitted.
 
     Args:
-        observations: what `observe` gave, of one model.
+        observations: the result of `observe` for one model.
     Raises:
-        ValueError: there are none.
+        ValueError: there are no observations.
     """
     if not observations:
         raise ValueError(
-            "observations must hold at least one; got none. The model has no relative positions, "
+            "observations must hold at least one; got none. Either the model has no relative positions, "
             "or `run` did not call it."
         )
     layers = _layers(observations)
@@ -83,7 +83,7 @@ def plot_distances(observations: Sequence[Observation]) -> Figure:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer over all its calls; `position` is [heads, labels], `norms` [1 or heads, labels] or empty."""
+    """The mean of a layer's calls; `position` is [heads, labels], `norms` [1 or heads, labels] or empty."""
 
     name: str
     left: int
@@ -91,7 +91,7 @@ class _Layer:
     position: Tensor
     norms: Tensor
     has_rel_k: bool
-    # the last row is distance 0 and, as in a decoder, no pair lies beyond it
+    # the last row is distance 0 and no pair lies beyond it, as in a decoder
     ends_at_query: bool
 
     @property
@@ -157,7 +157,7 @@ def _draw_norms(axes: Axes, layer: _Layer, ends: tuple[float, float], *, is_firs
 
 
 def _mark_distances(axes: Axes, layer: _Layer) -> None:
-    """Ticks, the query itself, and a shade on the ends, which stand for all distances beyond."""
+    """Draw ticks, a line at the query, and a shade on the ends, which include all distances beyond."""
     tidy(axes)
     left, right = layer.left, layer.right
     axes.set_xlim(-left - 0.6, right + 0.6)

@@ -1,4 +1,4 @@
-"""The report: results, pictures and guides in one HTML file that needs no network and no JavaScript."""
+"""The report: results, figures and captions in one HTML file, without network access or JavaScript."""
 
 import base64
 import io
@@ -9,11 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from relpos.inspection._extra import Environment, Figure, StrictUndefined, rc_context
-from relpos.inspection.comparison import plot_by_length, plot_learning
-from relpos.inspection.outcome import LEVEL_POINTS, outcome_sentences, training_sentence
-from relpos.inspection.picture import Picture
-from relpos.inspection.results import (
+from relpos.inspection._captions import Picture
+from relpos.inspection._comparison import plot_by_length, plot_learning
+from relpos.inspection._optional_dependencies import Environment, Figure, StrictUndefined, rc_context
+from relpos.inspection._results import (
     DASH,
     METRICS,
     Result,
@@ -28,6 +27,7 @@ from relpos.inspection.results import (
     shown,
     variant_names,
 )
+from relpos.inspection._summary import LEVEL_POINTS, outcome_sentences, training_sentence
 
 _MOST_SAMPLES = 8
 
@@ -39,15 +39,15 @@ def write_report(
     title: str = "What relative positions do",
     pictures: Sequence[Picture] = (),
 ) -> Path:
-    """Write results and pictures as one HTML file that stands alone; an older file is replaced at once.
+    """Write results and pictures as one self-contained HTML file; an existing file is replaced atomically.
 
     Args:
-        path: of the file; its folder is made if need be.
+        path: path of the file; its folder is created if missing.
         results: a dict for each variant of each task: task, title, variant, weights, updates, seconds,
-            target_tokens_per_second, length_unit, trained_up_to, scores, buckets, samples, history. Only
-            `task` and `variant` matter to the grouping; what is missing is left out or shown as a dash.
-        title: of the page.
-        pictures: shown after the tasks, each with its guide.
+            target_tokens_per_second, length_unit, trained_up_to, scores, buckets, samples, history. They are
+            grouped by `task` and `variant`; a missing field is omitted or shown as a dash.
+        title: title of the page.
+        pictures: figures after the tasks, each with its caption.
     Returns:
         The path.
     Raises:
@@ -71,7 +71,7 @@ def write_report(
 
 
 def _task(name: str, results: list[Result]) -> dict[str, Any]:
-    """Everything the template shows of one task, as text."""
+    """The template's values for one task, as text."""
     metric, names = main_metric(results), variant_names(results)
     has_buckets = bool(bucket_ranges(results))
     has_history = any(items(result, "history") for result in results)
@@ -91,7 +91,7 @@ def _task(name: str, results: list[Result]) -> dict[str, Any]:
 
 
 def _comparison(results: list[Result]) -> dict[str, Any]:
-    """Columns that have a number anywhere, and a row for each variant; the best scores are marked."""
+    """The columns with at least one number, and a row for each variant; the best scores are marked."""
     columns: list[tuple[str, list[str], list[bool]]] = []
     for metric in ("bleu", "bleu_lowercased", "chrf", "exact"):
         values = [number(result, "scores", metric) for result in results]
@@ -120,7 +120,7 @@ def _comparison(results: list[Result]) -> dict[str, Any]:
 
 
 def _by_length(results: list[Result], metric: str) -> list[dict[str, Any]]:
-    """A row for each bucket: its lengths, its segments, whether it is longer than trained, a score each."""
+    """A row for each bucket: lengths, number of segments, whether longer than trained, scores."""
     limit = number({"limit": first_given(results, "trained_up_to")}, "limit")
     rows = []
     for ends in bucket_ranges(results):
@@ -140,7 +140,7 @@ def _by_length(results: list[Result], metric: str) -> list[dict[str, Any]]:
 
 
 def _samples(results: list[Result]) -> list[dict[str, Any]]:
-    """Source and reference with the hypothesis of every variant that has the same source."""
+    """Source and reference, with the hypotheses of all variants."""
     found: dict[tuple[str, str], dict[int, str]] = {}
     for index, result in enumerate(results):
         for sample in items(result, "samples"):
@@ -168,7 +168,7 @@ def _text(value: object) -> str:
 
 
 def _signatures(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """(metric, signature) of every distinct signature, in the order in which they came."""
+    """(metric, signature) of each distinct signature, in order of appearance."""
     found: dict[tuple[str, str], None] = {}
     for result in results:
         scores = result.get("scores")
@@ -179,7 +179,7 @@ def _signatures(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def _image(figure: Figure) -> str:
-    """The figure as a data address; equal figures give equal text."""
+    """The figure as a data URL; equal figures give equal text."""
     stream = io.BytesIO()
     with rc_context({"svg.hashsalt": "relpos", "svg.fonttype": "path"}):
         figure.savefig(stream, format="svg", metadata={"Date": None})
@@ -187,7 +187,7 @@ def _image(figure: Figure) -> str:
 
 
 def _replace(path: Path, text: str) -> Path:
-    """Put a whole file in place of the old one, or leave the old one as it was."""
+    """Replace the file atomically; on failure the old one stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     place = Path(os.path.realpath(path))
     part = place.with_name(f".{place.name[:50]}.relpos-{uuid.uuid4().hex[:8]}")

@@ -1,19 +1,19 @@
-"""The teaching picture of the paper's section 3.2: from two positions to a distance to a row of the table."""
+"""A figure for section 3.2 of the paper: from two positions to a distance to a row of the table."""
 
 import torch
 from torch import Tensor
 
-from relpos.inspection._drawing import INK, new_figure, row_colours, signed, title
-from relpos.inspection._extra import Axes, Figure
+from relpos.inspection._optional_dependencies import Axes, Figure
+from relpos.inspection._style import INK, new_figure, row_colours, signed, title
 from relpos.positions import clip_distance, distances
 
 
 def plot_number_line(n: int = 4, k: int = 2) -> Figure:
-    """A sentence of n tokens: every distance j - i, the row it uses, and how rows are shared beyond k.
+    """Plot a sentence of n tokens: each distance j - i, its row, and the rows shared beyond k.
 
     Args:
-        n: tokens.
-        k: the clipping distance, in tokens; the table has 2k + 1 rows.
+        n: number of tokens.
+        k: clipping distance in tokens; the table has 2k + 1 rows.
     Raises:
         ValueError: n is less than 1 or k less than 0.
     """
@@ -54,7 +54,7 @@ def _draw_matrix(axes: Axes, numbers: Tensor, rows: Tensor, k: int, *, is_signed
 
 
 def _draw_line(axes: Axes, n: int, k: int) -> None:
-    """Distances above, rows below, a line from each to its own."""
+    """Draw distances above, rows below, and a line from each distance to its row."""
     furthest = max(n - 1, k)
     colours = row_colours(k, k)
     size = max(6.0, min(13.0, 130 / (2 * furthest + 1)))

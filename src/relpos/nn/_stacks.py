@@ -1,6 +1,6 @@
-"""Encoder, decoder and both together, called like `torch.nn.TransformerEncoder`, `...Decoder`, `Transformer`.
+"""Stacks of layers, called like `torch.nn.TransformerEncoder`, `...Decoder` and `torch.nn.Transformer`.
 
-Embeddings, absolute positions and the choice of the next token are the caller's.
+They omit embeddings, absolute positions and the choice of the next token.
 """
 
 import copy
@@ -20,9 +20,9 @@ from relpos.nn._arguments import (
     check_together,
     sides_of,
 )
-from relpos.nn.attention import RelativeMultiheadAttention
-from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
-from relpos.nn.layers import (
+from relpos.nn._attention import RelativeMultiheadAttention
+from relpos.nn._cache import AttentionCache, KeyValueCache, StaticKeyValueCache
+from relpos.nn._layers import (
     RelativeTransformerDecoderLayer,
     RelativeTransformerEncoderLayer,
     check_self,
@@ -30,17 +30,17 @@ from relpos.nn.layers import (
 
 
 class RelativeTransformerEncoder(nn.Module):
-    """Layers one after the other, then a norm if there is one.
+    """A stack of encoder layers, with an optional norm after the last.
 
     Args:
-        encoder_layer: all layers begin as copies of it, weights included, as in
+        encoder_layer: all layers start as copies of it, weights included, as in
             `torch.nn.TransformerEncoder`.
-        num_layers: how many.
-        norm: applied to the output; wanted after layers with norm_first=True.
-        enable_nested_tensor, mask_check: without effect, here for calls written for torch.nn: padding is
-            never cut out, and outputs at padding are not zeroed.
+        num_layers: number of layers.
+        norm: applied to the output; layers with norm_first=True need it.
+        enable_nested_tensor, mask_check: accepted for compatibility with torch.nn, and ignored: padding is
+            never removed, and outputs at padding are not zeroed.
     Raises:
-        TypeError, ValueError: encoder_layer, norm or num_layers is of another kind, or num_layers below 1.
+        TypeError, ValueError: encoder_layer, norm or num_layers has the wrong type, or num_layers is below 1.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class RelativeTransformerEncoder(nn.Module):
         *,
         caches: Sequence[AttentionCache] | None = None,
     ) -> Tensor:
-        """Returns `src` transformed, same shape.
+        """Transform `src`; same shape.
 
         Args:
             src: [batch, length, d_model] if batch_first, else [length, batch, d_model], or one sequence
                 [length, d_model].
             mask: [length, length] or [batch * heads, length, length], bool (True = may not attend) or float.
             src_key_padding_mask: [batch, length], bool (True = padding) or float.
-            is_causal: hide what comes after a token; needs no mask. None means False: a causal mask is
-                applied, so whether it is one need not be found out.
-            caches: one for each layer, from `make_caches`; `src` is then the next chunk, of any length, and
-                masks count all tokens held.
+            is_causal: hide the tokens after each token; needs no mask. None means False: torch.nn would look
+                whether `mask` is causal, which is not needed here.
+            caches: one for each layer, from `make_caches`. `src` is then the next chunk, of any length, and
+                masks count all tokens in the cache.
         Raises:
             ValueError, TypeError: as the layers.
         """
@@ -97,29 +97,29 @@ class RelativeTransformerEncoder(nn.Module):
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
     ) -> list[KeyValueCache | StaticKeyValueCache]:
-        """An empty cache for each layer; see `RelativeMultiheadAttention.make_cache`."""
+        """One empty cache for each layer; see `RelativeMultiheadAttention.make_cache`."""
         return _make_caches(self, batch, capacity)
 
 
 class RelativeTransformerDecoder(nn.Module):
-    """Decoder layers one after the other, then a norm if there is one.
+    """A stack of decoder layers, with an optional norm after the last.
 
-    Step by step, nothing is computed twice:
+    With caches, decoding computes each token once:
 
         caches, memory_caches = decoder.make_caches()
         for _ in range(steps):
             states = decoder(embed(tokens[:, -1:]), memory, tgt_is_causal=True,
                              caches=caches, memory_caches=memory_caches)
 
-    Beam search calls `reorder(rows)` of all of them.
+    In beam search, call `reorder(rows)` on each of them.
 
     Args:
-        decoder_layer: all layers begin as copies of it, weights included, as in
+        decoder_layer: all layers start as copies of it, weights included, as in
             `torch.nn.TransformerDecoder`.
-        num_layers: how many.
-        norm: applied to the output; wanted after layers with norm_first=True.
+        num_layers: number of layers.
+        norm: applied to the output; layers with norm_first=True need it.
     Raises:
-        TypeError, ValueError: decoder_layer, norm or num_layers is of another kind, or num_layers below 1.
+        TypeError, ValueError: decoder_layer, norm or num_layers has the wrong type, or num_layers is below 1.
     """
 
     def __init__(
@@ -145,18 +145,18 @@ class RelativeTransformerDecoder(nn.Module):
         caches: Sequence[AttentionCache] | None = None,
         memory_caches: Sequence[AttentionCache] | None = None,
     ) -> Tensor:
-        """Returns `tgt` transformed, same shape.
+        """Transform `tgt`; same shape.
 
         Args:
             tgt: [batch, length, d_model] if batch_first, else [length, batch, d_model], or one sequence
                 [length, d_model].
-            memory: likewise, of the encoder.
+            memory: the output of the encoder, likewise.
             tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask: as in
                 `torch.nn.TransformerDecoder`, True = hidden.
-            tgt_is_causal: hide what comes after a token; needs no tgt_mask. None means False.
-            memory_is_causal: hide the memory from position i + 1 on; needs no memory_mask.
-            caches, memory_caches: one for each layer, from `make_caches`; `tgt` is then the next chunk, of
-                any length, and its masks count all tokens held.
+            tgt_is_causal: hide the tokens after each token; needs no tgt_mask. None means False.
+            memory_is_causal: hide the memory after position i from token i; needs no memory_mask.
+            caches, memory_caches: one for each layer, from `make_caches`. `tgt` is then the next chunk, of
+                any length, and its masks count all tokens in the cache.
         Raises:
             ValueError, TypeError: as the layers.
         """
@@ -181,11 +181,11 @@ class RelativeTransformerDecoder(nn.Module):
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
     ) -> tuple[list[KeyValueCache | StaticKeyValueCache], list[KeyValueCache]]:
-        """Empty caches for each layer: of the target, and of the memory.
+        """Two lists of empty caches, one for each layer: for the target, and for the memory.
 
         Args:
-            batch, capacity: for a cache of the target that does not grow, see
-                `RelativeMultiheadAttention.make_cache`. That of the memory is filled once in any case.
+            batch, capacity: make the caches of the target static, see
+                `RelativeMultiheadAttention.make_cache`. A cache of the memory is filled once and never grows.
         """
         return _make_caches(self, batch, capacity), [KeyValueCache(is_memory=True) for _ in self.layers]
 
@@ -196,13 +196,13 @@ class RelativeTransformer(nn.Module):
     Args:
         d_model, nhead, num_encoder_layers, num_decoder_layers, dim_feedforward, dropout, activation,
             layer_norm_eps, batch_first, norm_first, bias: as in `torch.nn.Transformer`.
-        custom_encoder, custom_decoder: used in place of those made here, with the weights that they have.
-        max_distance: k, or (left, right), in tokens, of all layers made here. Must be given: None is for no
-            relative positions.
+        custom_encoder, custom_decoder: used instead of a new encoder or decoder; their weights stay.
+        max_distance: k, or (left, right), in tokens, of all new layers. Required: None means no relative
+            positions.
         attention_dropout, activation_dropout, relative_keys, relative_values, relative_per_head, backend: of
-            all layers made here, as in `RelativeTransformerEncoderLayer`.
+            all new layers, as in `RelativeTransformerEncoderLayer`.
 
-    Its weights are drawn anew for each layer, Xavier-uniform as those of `torch.nn.Transformer`.
+    Each new layer has its own random weights, Xavier-uniform as in `torch.nn.Transformer`.
 
     Raises:
         ValueError, TypeError: as the layers.
@@ -277,9 +277,9 @@ class RelativeTransformer(nn.Module):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """Returns `tgt` transformed, same shape. Arguments as in `torch.nn.Transformer`, True = hidden.
+        """Transform `tgt`; same shape. Arguments as in `torch.nn.Transformer`, True = hidden.
 
-        For step-by-step decoding call `encoder` once, and `decoder` with caches.
+        To decode step by step, call `encoder` once, then `decoder` with caches.
 
         Raises:
             ValueError, TypeError: as the layers.
@@ -303,7 +303,7 @@ class RelativeTransformer(nn.Module):
     def generate_square_subsequent_mask(
         sz: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """The mask [sz, sz] of `torch.nn.Transformer`: -inf where a token comes later, else 0."""
+        """The causal mask [sz, sz] of `torch.nn.Transformer`: -inf for later tokens, else 0."""
         return nn.Transformer.generate_square_subsequent_mask(sz, device=device, dtype=dtype)
 
 
@@ -339,7 +339,7 @@ def _make_caches(
 
 
 def _draw(stack: nn.Module) -> None:
-    """New matrices and tables, so that layers made as copies differ."""
+    """Give each layer, so far a copy, its own random weights and tables."""
     for module in stack.modules():
         if isinstance(module, RelativeMultiheadAttention):
             module.reset_parameters()

@@ -1,6 +1,6 @@
-"""Results of experiments as they come, one dict for each variant of a task, read without surprises.
+"""Access to results of experiments, one dict for each variant of a task.
 
-A field that is missing, null or not finite reads as None; only `task` and `variant` have stand-ins.
+A missing, null or non-finite field reads as None; only `task` and `variant` have defaults.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 Result = Mapping[str, Any]
 DASH = "\N{EN DASH}"
 
-# name of a metric: how people call it, the factor to show it with, decimals
+# name of a metric: label, factor, decimals
 METRICS = {
     "bleu": ("BLEU", 1.0, 1),
     "bleu_lowercased": ("BLEU, lowercased", 1.0, 1),
@@ -24,7 +24,7 @@ METRICS = {
 
 
 def by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each task, both in the order in which they came."""
+    """The results of each task; tasks and results keep their order."""
     tasks: dict[str, list[Result]] = {}
     for result in results:
         tasks.setdefault(str(result.get("task") or "task"), []).append(result)
@@ -32,7 +32,7 @@ def by_task(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def variant_names(results: Sequence[Result]) -> list[str]:
-    """A name for each result of one task; runs of one variant are numbered."""
+    """A name for each result of one task; repeated runs of a variant are numbered."""
     names: list[str] = []
     for result in results:
         name = str(result.get("variant") or "unnamed")
@@ -42,7 +42,7 @@ def variant_names(results: Sequence[Result]) -> list[str]:
 
 
 def number(holder: Mapping[str, Any] | None, *path: str) -> float | None:
-    """The number at the path, such as ("scores", "bleu"), or None."""
+    """The number at a path such as ("scores", "bleu"), or None."""
     found: Any = holder
     for name in path:
         if not isinstance(found, Mapping):
@@ -54,13 +54,13 @@ def number(holder: Mapping[str, Any] | None, *path: str) -> float | None:
 
 
 def items(result: Result, name: str) -> list[Mapping[str, Any]]:
-    """The dicts in a list that may be missing: buckets, samples, history."""
+    """The dicts in a list, such as buckets, samples or history; empty if it is missing."""
     found = result.get(name)
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, (list, tuple)) else []
 
 
 def shown(metric: str, value: float | None) -> str:
-    """A score as it is printed: 31.2, or 85.0 for an exact share of 0.85, or a dash."""
+    """A score as text: 31.2, or 85.0 for an exact share of 0.85, or a dash."""
     if value is None:
         return DASH
     _, factor, decimals = METRICS[metric]
@@ -68,9 +68,9 @@ def shown(metric: str, value: float | None) -> str:
 
 
 def main_metric(results: Sequence[Result]) -> str:
-    """What the outcome is told by: the exact share if a variant gets a fifth of the lines right, else BLEU.
+    """The main metric: the share of exact lines if a variant reaches 0.2, else BLEU.
 
-    Where no variant has that score, the first metric that one has.
+    If no variant has that score, the first metric that one has.
     """
     best = max((number(result, "scores", "exact") or 0.0 for result in results), default=0.0)
     wanted = ["exact", "bleu"] if best >= 0.2 else ["bleu"]
@@ -81,7 +81,7 @@ def main_metric(results: Sequence[Result]) -> str:
 
 
 def bucket_ranges(results: Sequence[Result]) -> list[tuple[int, int]]:
-    """(shortest, longest) of every bucket of any variant, rising."""
+    """(shortest, longest) of all buckets of all variants, in ascending order."""
     ranges = set()
     for result in results:
         for bucket in items(result, "buckets"):
@@ -92,7 +92,7 @@ def bucket_ranges(results: Sequence[Result]) -> list[tuple[int, int]]:
 
 
 def bucket_at(result: Result, ends: tuple[int, int]) -> Mapping[str, Any] | None:
-    """The bucket of a result with these ends."""
+    """The bucket with these ends, or None."""
     for bucket in items(result, "buckets"):
         if (number(bucket, "shortest"), number(bucket, "longest")) == ends:
             return bucket
@@ -100,10 +100,10 @@ def bucket_at(result: Result, ends: tuple[int, int]) -> Mapping[str, Any] | None
 
 
 def range_name(ends: tuple[int, int]) -> str:
-    """3, or 6–10."""
+    """The lengths of a bucket as text: 3, or 6–10."""
     return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}{DASH}{ends[1]}"
 
 
 def first_given(results: Sequence[Result], name: str) -> Any:
-    """The first of the results that has the field, None without one."""
+    """The field of the first result that has it, or None."""
     return next((result[name] for result in results if result.get(name) is not None), None)

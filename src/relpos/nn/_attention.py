@@ -1,7 +1,7 @@
 """Multi-head attention with relative positions as a module: projections, tables, masks, cache.
 
-The tables are the paper's a^K and a^V (section 3.2), shared over the heads by default (its big model)
-or one per head (its base model). The mathematics is `relpos.relative_attention`.
+The tables are the paper's a^K and a^V (section 3.2), shared by the heads by default (as in its big model) or
+one per head (as in its base model). The module computes attention with `relpos.relative_attention`.
 """
 
 import math
@@ -26,47 +26,47 @@ from relpos.nn._arguments import (
     refuse_appended_keys,
     sides_of,
 )
+from relpos.nn._cache import AttentionCache, KeyValueCache, StaticKeyValueCache
+from relpos.nn._cache_positions import check_filled, check_memory, check_use, chunk_positions
 from relpos.nn._masks import check_masks, merge_masks
-from relpos.nn._nested import are_nested_alike, nested_like, padded
+from relpos.nn._nested_tensors import are_nested_alike, nested_like, padded
 from relpos.nn._projections import Projections
 from relpos.nn._projections import shapes as projection_shapes
-from relpos.nn._spans import check_filled, check_memory, check_use, span_of
-from relpos.nn.cache import AttentionCache, KeyValueCache, StaticKeyValueCache
 
 _TABLES = ("relative_position_keys", "relative_position_values")
 
 
 class RelativeMultiheadAttention(nn.Module):
-    """`torch.nn.MultiheadAttention` whose tokens know how far apart they stand.
+    """`torch.nn.MultiheadAttention` with relative positions.
 
     Args:
         embed_dim: width of the model; `num_heads` must divide it.
         num_heads: heads, each of width embed_dim / num_heads.
         dropout: probability on the attention weights while training.
         bias: whether the four projections have biases.
-        add_bias_kv, add_zero_attn: False; a key that is appended to all others has no position.
+        add_bias_kv, add_zero_attn: must be False, since an appended key has no position.
         kdim, vdim: widths of key and value. None means embed_dim.
         batch_first: whether tensors are [batch, length, embed_dim]; otherwise [length, batch, embed_dim].
-        max_distance: k, or (left, right), in tokens; distances beyond share one row. Must be given: None is
-            for no relative positions, as in cross-attention.
-        relative_keys: whether distances act on the keys (equation 4).
-        relative_values: whether distances act on the values (equation 3).
-        relative_per_head: whether each head has tables of its own.
-        backend: name of a backend, as in `relpos.relative_attention`; "dense" has second derivatives. It may
-            be changed later, as the attribute `backend`.
+        max_distance: k, or (left, right), in tokens; distances beyond share one row. Required: None means no
+            relative positions, as in cross-attention.
+        relative_keys: whether to add relative positions to the keys (equation 4).
+        relative_values: whether to add relative positions to the values (equation 3).
+        relative_per_head: whether each head has its own tables.
+        backend: name of a backend, as in `relpos.relative_attention`; "dense" has second derivatives. The
+            attribute `backend` can be changed later.
 
     Parameters `relative_position_keys` and `relative_position_values` are [labels, d_k], or
-    [heads, labels, d_k] per head, with labels = left + right + 1; row `left` is distance 0. The other
-    names and shapes are those of `torch.nn.MultiheadAttention`, whose state dict loads: the tables, of which
-    it has none, stay as they are. Tables start Xavier-uniform: the paper does not say how its own did.
+    [heads, labels, d_k] per head, with labels = left + right + 1; row `left` is distance 0. All other
+    parameters have the names and shapes of `torch.nn.MultiheadAttention`. Its state dict loads; the tables
+    then keep their values. Tables are initialized Xavier-uniform: the paper does not state its choice.
 
     Raises:
         ValueError: a size, probability or distance is out of range, or no backend has this name.
-        TypeError: max_distance is left out or none of these, or a number is none.
+        TypeError: max_distance is missing, or an argument has the wrong type.
     """
 
-    # torch.nn.TransformerEncoderLayer asks for this, and where it is true computes attention itself from
-    # the weights below, without positions
+    # torch.nn.TransformerEncoderLayer reads this: if True, it computes attention itself from the weights
+    # below, without positions
     _qkv_same_embed_dim = False
 
     in_proj_weight: Tensor | None
@@ -125,9 +125,9 @@ class RelativeMultiheadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights and tables, Xavier-uniform, and zero biases.
+        """Initialize weights and tables Xavier-uniform, and biases with zeros.
 
-        `torch.nn.MultiheadAttention` draws all but `out_proj.weight` so, which starts as any `nn.Linear`.
+        `torch.nn.MultiheadAttention` differs in `out_proj.weight`, which starts as in `nn.Linear`.
         """
         packed, separate = self.in_proj_weight, (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         for weight in (packed, *separate, self.out_proj.weight):
@@ -158,39 +158,39 @@ class RelativeMultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from `query` to `key`, with the masks of `torch.nn.MultiheadAttention`.
 
-        In bool masks True = hidden, as in torch.nn. It is the other way round in `relative_attention`, where
-        True = may attend, and in the `attention_mask` of Hugging Face's tokenizers, where 1 = keep.
+        In bool masks True = hidden, as in torch.nn. In `relative_attention`, as in SDPA, True = may attend;
+        in the `attention_mask` of Hugging Face's tokenizers 1 = keep.
 
         Args:
-            query: [batch, query, embed_dim] if batch_first, else [query, batch, embed_dim]; or one sequence,
-                [query, embed_dim], and then nothing else has a batch either.
-            key, value: likewise with `key` tokens, of width kdim and vdim. With relative positions, query and
-                key of one length are tokens of one sequence, whichever tensors hold them: for
-                cross-attention use a module with max_distance=None.
-            key_padding_mask: [batch, key], bool (True = padding) or float, added. Of integers with 1 = keep
-                give `mask == 0`. With a cache, `key`
-                counts all tokens held, this chunk included; with one of static capacity it may be the
-                capacity, and is that under `torch.compile`.
-            need_weights: whether to return the weights too. They take memory [batch, heads, query, key], and
-                it is then the backend "dense" that attends.
+            query: [batch, query, embed_dim] if batch_first, else [query, batch, embed_dim]; or one sequence
+                [query, embed_dim], in which case no other argument has a batch.
+            key, value: likewise with `key` tokens, of width kdim and vdim. With relative positions, a query
+                and a key of the same length are taken as tokens of the same sequence, even in different
+                tensors. For cross-attention use a module with max_distance=None.
+            key_padding_mask: [batch, key], bool (True = padding) or float, added to the logits. From an
+                integer mask with 1 = keep, make it by `mask == 0`. With a cache, `key` counts all its
+                tokens, this chunk included. With a static cache it may be the capacity, and must be under
+                `torch.compile`.
+            need_weights: whether to return the weights. They take memory [batch, heads, query, key], and
+                the backend "dense" computes them.
             attn_mask: [query, key] or [batch * heads, query, key], bool (True = may not attend) or float.
-            average_attn_weights: whether weights are averaged over the heads.
+            average_attn_weights: whether to average the weights over the heads.
             is_causal: hide keys after the query; needs no attn_mask.
-            cache: keys and values of earlier chunks, to which this chunk is appended; or of the memory.
-            query_start: position of the first query among the keys, those of a cache included, in tokens: an
-                int or integers [batch]. Default: that of the first key of this chunk. Relative positions need
-                it where query and key differ in length, as for the last token alone: `n - 1` of n keys.
+            cache: keys and values of earlier chunks, to which this chunk is appended; or those of a memory.
+            query_start: position of the first query among the keys, including those of a cache, in tokens:
+                an int or integers [batch]. Default: the position of the first key of this chunk. Required
+                with relative positions if query and key differ in length: `n - 1` for the last of n tokens.
         Returns:
-            Output shaped like query, and the weights before dropout, [batch, query, key] or
-            [batch, heads, query, key], or None.
+            Output, shaped like query, and the weights before dropout: [batch, query, key], or
+            [batch, heads, query, key] unless averaged; None unless need_weights.
         Raises:
-            ValueError: shapes or devices disagree, or what is asked for excludes something else: relative
-                positions with the cache of a memory, or between lengths that differ without query_start.
-            TypeError: a kind or dtype that is not taken.
+            ValueError: shapes or devices disagree; or relative positions with the cache of a memory, or with
+                different lengths and no query_start.
+            TypeError: an argument has the wrong type or dtype.
         """
         is_alone = attn_mask is None and key_padding_mask is None and cache is None
         if is_alone and self.batch_first and are_nested_alike(query, key, value):
-            # from torch.nn.TransformerEncoder
+            # torch.nn.TransformerEncoder passes nested tensors
             query, key, value, padding = padded(query, key, value)
             out, weights = self.forward(
                 query,
@@ -204,14 +204,14 @@ class RelativeMultiheadAttention(nn.Module):
             )
             return nested_like(out, padding), weights
         self._check(query, key, value, is_causal, cache, query_start)
-        span = span_of(cache, self.num_tokens(key), query_start)
+        positions = chunk_positions(cache, self.num_tokens(key), query_start)
         check_masks(
             ("attn_mask", "key_padding_mask"),
             (attn_mask, key_padding_mask),
             query=query,
             batch_first=self.batch_first,
             num_heads=self.num_heads,
-            num_keys=span.num_keys,
+            num_keys=positions.num_keys,
             has_cache=cache is not None,
         )
         is_batch = query.dim() == 3
@@ -220,7 +220,7 @@ class RelativeMultiheadAttention(nn.Module):
             check_start(query_start, query)
         q, k, v = self._heads(query, key, value, cache)
         mask = self.merge_masks(attn_mask, key_padding_mask, batch=q.shape[0])
-        k, v, limits = span.limit(k, v, mask)
+        k, v, limits = positions.trim(k, v, mask)
         limits |= {"is_causal": is_causal, "max_distance": self.max_distance if self.is_relative else None}
         rel_k, rel_v = self.relative_position_keys, self.relative_position_values
         limits["dropout_p"] = self.dropout if self.training else 0.0
@@ -242,7 +242,7 @@ class RelativeMultiheadAttention(nn.Module):
 
     @property
     def any_weight(self) -> Tensor:
-        """A weight of the module's own, for its dtype and device."""
+        """One of the weights, which tells dtype and device."""
         weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
         assert weight is not None
         return weight
@@ -250,17 +250,17 @@ class RelativeMultiheadAttention(nn.Module):
     def make_cache(
         self, *, batch: int | None = None, capacity: int | None = None
     ) -> KeyValueCache | StaticKeyValueCache:
-        """An empty cache for self-attention: one that grows, or with batch and capacity one that does not.
+        """An empty cache for self-attention: one that grows, or a static one if batch and capacity are given.
 
         Args:
-            capacity: tokens that it is to hold at most.
+            capacity: the largest number of tokens.
         Raises:
-            ValueError: only one of the two is given, or it is below 1. TypeError: it is no integer.
+            ValueError: only one of the two is given, or one is below 1. TypeError: one is no integer.
         """
         if (batch is None) != (capacity is None):
             raise ValueError(
                 f"batch and capacity must be given together; got batch={batch}, capacity={capacity}. "
-                "Give neither for a cache that grows."
+                "Omit both for a cache that grows."
             )
         if batch is None or capacity is None:
             return KeyValueCache()
@@ -274,15 +274,15 @@ class RelativeMultiheadAttention(nn.Module):
     def merge_masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, *, batch: int
     ) -> Tensor | None:
-        """torch.nn's two masks (bool: True = hidden) as one of SDPA's (bool: True = may attend)."""
+        """Merge torch.nn's two masks (bool: True = hidden) into one of SDPA (bool: True = may attend)."""
         return merge_masks(attn_mask, key_padding_mask, batch=batch, num_heads=self.num_heads)
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From [batch, length, width] each to the heads, [batch, heads, length, head_dim] each."""
+        """Project query, key, value [batch, length, width] to [batch, heads, length, head_dim]."""
         return self._projections().all(query, key, value)
 
     def extra_repr(self) -> str:
-        """The settings that print with the module."""
+        """The settings shown when the module is printed."""
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
         if not self.is_relative:
             return f"{sizes}, no relative positions"
@@ -321,14 +321,14 @@ class RelativeMultiheadAttention(nn.Module):
         num_keys = self.num_tokens(key)
         check_use(self.is_relative, self.num_tokens(query), num_keys, query_start, is_causal, cache)
         check_memory("key", num_keys, "cache", cache)
-        # a memory that was projected before is not read again
+        # a filled memory cache replaces key and value
         if key is not query and (cache is None or cache.filled_memory() is None):
             check_together("key", key, "query", query, batch_first=batch_first)
         if value is not key:
             check_together("value", value, "key", key, batch_first=batch_first, has_one_length=True)
 
     def batches(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All three as [batch, length, width]; what was one tensor stays one."""
+        """Query, key, value as [batch, length, width]; a shared tensor stays shared."""
 
         def turned(x: Tensor) -> Tensor:
             if x.dim() == 2:
@@ -343,13 +343,13 @@ class RelativeMultiheadAttention(nn.Module):
     def _heads(
         self, query: Tensor, key: Tensor, value: Tensor, cache: AttentionCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query of each head, and keys and values with those that the cache holds."""
+        """Projected query, and keys and values including those of the cache."""
         memory = None if cache is None else cache.filled_memory()
         if memory is not None:
             if memory[0].shape[0] != query.shape[0]:
                 raise ValueError(
-                    f"cache must hold the batch of query = {query.shape[0]}; got {memory[0].shape[0]}. "
-                    "Reorder it, or begin with an empty one."
+                    f"cache must have the batch size of query = {query.shape[0]}; got {memory[0].shape[0]}. "
+                    "Reorder it, or use an empty cache."
                 )
             return self._projections().query(query), *memory
         q, k, v = self.project(query, key, value)
@@ -369,7 +369,7 @@ class RelativeMultiheadAttention(nn.Module):
         is_torchs = f"{prefix}out_proj.weight" in state_dict and not any(
             name in state_dict for name in tables
         )
-        # a table on the meta device has no values to keep
+        # tables on the meta device have no values to keep
         is_kept = not any(getattr(x, "is_meta", False) for x in self._parameters.values())
         if is_torchs and is_kept:
             missing_keys[:] = [name for name in missing_keys if name not in tables]

@@ -1,14 +1,14 @@
-"""What was trained and what came out, in sentences that follow from the numbers and from nothing else.
+"""A summary of training and outcome, in sentences derived from the results alone.
 
-Two scores count as level where their difference may be chance: for an exact share by the 95 % interval of the
-difference of two shares, for BLEU and chrF below half a point.
+Two scores are level if their difference may be chance: for a share of exact lines, if it lies in the 95 %
+interval of a difference of shares; for BLEU and chrF, if it is below half a point.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos.inspection.results import (
+from relpos.inspection._results import (
     METRICS,
     Result,
     first_given,
@@ -24,7 +24,7 @@ _WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
 
 
 def training_sentence(results: Sequence[Result]) -> str:
-    """What was trained: the task, the variants, their size and how long."""
+    """The task, the variants, their size, and the length of training."""
     names = variant_names(results)
     task = str(first_given(results, "title") or first_given(results, "task") or "a task")
     who = "One variant" if len(names) == 1 else f"{_WORDS.get(len(names), len(names))} variants"
@@ -40,7 +40,7 @@ def training_sentence(results: Sequence[Result]) -> str:
 
 
 def outcome_sentences(results: Sequence[Result]) -> list[str]:
-    """How the variants compare: overall, on lengths never trained on, and what limits the comparison."""
+    """Compare the variants: overall, on lengths never trained on, and with the limits of the comparison."""
     metric = main_metric(results)
     overall = [
         _Score(name, value, number(result, "scores", "segments"))
@@ -113,7 +113,7 @@ def _is_level(one: _Score, other: _Score, metric: str) -> bool:
         return difference < LEVEL_POINTS
     if not one.segments or not other.segments:
         return difference < LEVEL_POINTS / 100
-    # a half added to each side, so that shares of 0 and 1 have a width too
+    # half a success and half a failure added, so that shares of 0 and 1 have a variance
     variance = 0.0
     for score in (one, other):
         assert score.segments
@@ -145,7 +145,7 @@ def _beyond(results: Sequence[Result], metric: str) -> list[str]:
 
 
 def _limits(results: Sequence[Result]) -> list[str]:
-    """What stands in the way of a fair or a firm comparison."""
+    """Differences in training, and missing repetitions, that limit the comparison."""
     sentences = []
     for field, words, tolerance in (("updates", "updates", 0.05), ("weights", "weights", 0.1)):
         known = _known(results, field)
@@ -170,7 +170,7 @@ def _known(results: Sequence[Result], field: str) -> list[float]:
 
 
 def _range_of(results: Sequence[Result], field: str) -> str | None:
-    """800, or 61 to 62; None where no result has the field."""
+    """The range of a field, such as 800, or 61 to 62; None if no result has it."""
     values = _known(results, field)
     if not values:
         return None
@@ -179,5 +179,5 @@ def _range_of(results: Sequence[Result], field: str) -> str | None:
 
 
 def _listed(words: Sequence[str]) -> str:
-    """a, b and c"""
+    """The words as a list: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

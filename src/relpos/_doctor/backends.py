@@ -1,4 +1,4 @@
-"""Which backend serves which attention: representative arguments, and the reasons against each backend."""
+"""Which backend serves which attention: typical arguments, and the reasons against each backend."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from relpos._dispatch import BackendTable
-from relpos._doctor.finding import NO_BREAK, Complain, Finding, Probe, Problem, ask
+from relpos._doctor.check import NO_BREAK, Check, Problem, Result, Warn, run_check
 from relpos.functional import explain_backends
 
 
 class Case(NamedTuple):
-    """Arguments of attention: sizes, and `options` that are made on the device."""
+    """Arguments of attention: sizes, and the names of the `options` to give."""
 
     batch: int = 4
     num_queries: int = 512
@@ -32,7 +32,7 @@ class Case(NamedTuple):
         return explain_backends(query, key, value, rel_k, rel_v, **options)
 
     def arguments(self, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """Query, key, value, rel_k, rel_v, and keyword arguments; what the tensors hold is not looked at."""
+        """Query, key, value, rel_k, rel_v, and keyword arguments. No value of a tensor is read."""
         shapes = (
             (self.batch, self.heads, self.num_queries, self.d_k),
             (self.batch, self.heads_of_key, self.num_keys, self.d_k),
@@ -78,32 +78,32 @@ CASES = {
 }
 
 
-def attention_probes(devices: list[str]) -> dict[str, Probe]:
-    """A probe for each device, which asks every case."""
-    return {device: partial(_on_device, torch.device(device)) for device in devices}
+def attention_checks(devices: list[str]) -> dict[str, Check]:
+    """One check for each device, which asks `explain_backends` about each case."""
+    return {device: partial(_check_device, torch.device(device)) for device in devices}
 
 
-def _on_device(device: torch.device, complain: Complain) -> Finding:
+def _check_device(device: torch.device, warn: Warn) -> Result:
     problems: list[Problem] = []
     answers = {
-        name: ask(f"{name} on {device}", partial(_answer, case, device), problems)
+        name: run_check(f"{name} on {device}", partial(_explain, case, device), problems)
         for name, case in CASES.items()
     }
     for problem in problems:
-        complain(*problem)
+        warn(*problem)
     unserved = [name for name, answer in answers.items() if answer.value.get("chosen", "") is None]
     if unserved:
-        complain(f"on {device} no backend serves {', '.join(unserved)}.", "The reasons are above.")
-    return Finding({name: answer.value for name, answer in answers.items()}, _table(answers))
+        warn(f"On {device} no backend serves {', '.join(unserved)}.", "See the reasons above.")
+    return Result({name: answer.value for name, answer in answers.items()}, _table(answers))
 
 
-def _answer(case: Case, device: torch.device, complain: Complain) -> Finding:
+def _explain(case: Case, device: torch.device, warn: Warn) -> Result:
     table = case.explain(device)
-    return Finding({"chosen": table.chosen, "reasons": dict(table)}, str(table))
+    return Result({"chosen": table.chosen, "reasons": dict(table)}, str(table))
 
 
-def _table(answers: dict[str, Finding]) -> str:
-    """The answers, each once, under the cases that get it."""
+def _table(answers: dict[str, Result]) -> str:
+    """Each distinct answer once, below the names of its cases."""
     cases: dict[str, list[str]] = {}
     for name, answer in answers.items():
         cases.setdefault(answer.text, []).append(name)

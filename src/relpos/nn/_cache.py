@@ -1,7 +1,7 @@
-"""Keys and values kept between decoding steps, one object for one attention module.
+"""Caches of keys and values for decoding, one for each attention module.
 
-What attention asks of a cache; a cache that grows; and one of static capacity, whose tensors keep their
-shapes and addresses, so that a compiled step serves every position.
+The protocol that attention needs; a cache that grows; and a static cache, whose tensors keep their shapes and
+addresses, so that one compiled step serves all positions.
 """
 
 from typing import Protocol
@@ -14,32 +14,32 @@ from relpos.nn._arguments import check_count
 
 
 class AttentionCache(Protocol):
-    """What an attention module asks of its cache; `KeyValueCache` is one, and any other object may be."""
+    """The protocol of a cache. Attention takes `KeyValueCache`, or any other object that follows it."""
 
     @property
     def is_memory(self) -> bool:
-        """Whether it holds the memory of cross-attention, projected once, and not a sequence that grows."""
+        """True for the memory of cross-attention, projected once; False for a sequence that grows."""
 
     @property
     def length(self) -> int:
-        """Tokens held, which is where the next chunk begins."""
+        """Number of tokens in the cache: the position of the next chunk."""
 
     def filled_memory(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of the memory, [batch, heads, key, dim] each, once they are known."""
+        """Keys and values of the memory, [batch, heads, key, dim] each; None before the first call."""
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a chunk [batch, heads, chunk, dim]; returns all keys and values held.
+        """Append a chunk [batch, heads, chunk, dim], and return all keys and values.
 
-        More may follow them, whatever it holds: attention stops at `length`, this chunk included.
+        They may be longer than `length`: attention ignores keys from `length` on.
         """
 
 
 class KeyValueCache:
-    """The projected keys and values that one attention module has seen so far.
+    """The keys and values of all tokens that one attention module has seen.
 
-    In self-attention each call appends its chunk, of any length, and the chunk's first query stands
-    at position `length`. With `is_memory=True` (cross-attention) the first call fills the cache and
-    later calls reuse it without projecting the memory again.
+    In self-attention each call appends a chunk of any length, whose first query has position `length`.
+    With `is_memory=True`, for cross-attention, the first call fills the cache and later calls reuse it
+    without projecting the memory again.
     """
 
     def __init__(self, *, is_memory: bool = False) -> None:
@@ -49,20 +49,20 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Tokens held."""
+        """Number of tokens in the cache."""
         return 0 if self.key is None else self.key.shape[2]
 
     def filled_memory(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of the memory, [batch, heads, key, dim] each, once they are known."""
+        """Keys and values of the memory, [batch, heads, key, dim] each; None before the first call."""
         if not self.is_memory or self.key is None or self.value is None:
             return None
         return self.key, self.value
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a chunk [batch, heads, chunk, dim]; returns all keys and values held.
+        """Append a chunk [batch, heads, chunk, dim], and return all keys and values.
 
         Raises:
-            ValueError: the chunk has another batch, other heads or another width than what is held.
+            ValueError: batch, heads or width differ from those in the cache.
         """
         if self.key is None or self.value is None:
             self.key, self.value = key, value
@@ -73,10 +73,10 @@ class KeyValueCache:
         return self.key, self.value
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep rows `rows` [batch] of the batch, in that order, as beam search asks; their number may change.
+        """Select `rows` [batch] of the batch, in that order, for beam search; the batch size may change.
 
         Raises:
-            TypeError, ValueError: rows are no row numbers of what is held.
+            TypeError, ValueError: rows are no row numbers of the batch in the cache.
         """
         if self.key is not None and self.value is not None:
             _check_rows(rows, self.key)
@@ -85,20 +85,21 @@ class KeyValueCache:
 
 
 class StaticKeyValueCache:
-    """A cache of self-attention with room for `capacity` tokens, which is all it ever takes.
+    """A cache for self-attention with a fixed capacity, allocated once.
 
     Args:
-        batch, num_heads, capacity, head_dim: sizes of keys and of values; capacity in tokens.
+        batch, num_heads, capacity, head_dim: sizes of keys and values; capacity in tokens.
 
-    `make_cache` and `make_caches` of the modules know all but batch and capacity. The number of tokens held
-    is a tensor, so that a step under `torch.compile` is compiled once for all positions, and once more where
-    a cache of the memory is still empty, as at the first step of a decoder. Under it attention reads the
-    whole capacity, and masks must have that many keys; otherwise it reads what is held, and asks the device
-    for that number. Room that was never filled counts for nothing, whatever it holds. It is for decoding:
-    nothing that needs a gradient is taken.
+    `make_cache` and `make_caches` of the modules need only batch and capacity.
+
+    The length is a tensor, so `torch.compile` compiles a step once for all positions, and once more for the
+    first step of a decoder, whose memory cache is still empty. A compiled step reads the whole capacity, and
+    its masks need `capacity` keys. Otherwise attention reads the filled part alone, and waits for the device
+    to learn the length. Unfilled entries never count, whatever they hold, NaN included. The cache takes no
+    keys or values that need a gradient.
 
     Raises:
-        ValueError, TypeError: sizes that are no whole numbers of at least 1; a dtype that is not float.
+        ValueError, TypeError: a size is no integer of at least 1, or the dtype is not float.
     """
 
     is_memory = False
@@ -125,31 +126,31 @@ class StaticKeyValueCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens that it has room for."""
+        """Number of tokens that fit into the cache."""
         return self.key.shape[2]
 
     @property
     def length(self) -> int:
-        """Tokens held; waits for the device."""
+        """Number of tokens in the cache; waits for the device."""
         return int(self._length)
 
     @property
     def position(self) -> Tensor:
-        """Tokens held, int64 []; waits for nothing. A copy, which stays what it is."""
+        """Number of tokens in the cache, int64 [], without waiting: a copy, which no later step changes."""
         return self._length.clone()
 
     def filled_memory(self) -> None:
-        """Nothing: it holds no memory."""
+        """None: this cache holds no memory."""
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a chunk [batch, heads, chunk, dim] behind what is held.
+        """Write a chunk [batch, heads, chunk, dim] after the tokens in the cache.
 
         Returns:
-            All keys and values held, as views. Under `torch.compile` [batch, heads, capacity, dim], of which
-            the first `length` are there.
+            All keys and values, as views; under `torch.compile` [batch, heads, capacity, dim], of which only
+            the first `length` are filled.
         Raises:
-            ValueError: it does not fit in (RuntimeError where compiled), has other sizes or needs a gradient.
-            TypeError: it does not fit the dtype.
+            ValueError: the cache is full (RuntimeError if compiled), sizes differ, or a gradient is needed.
+            TypeError: the dtype of the cache cannot hold the chunk.
         """
         _check_chunk(key, self.key)
         _check_without_gradient(key, value)
@@ -160,7 +161,7 @@ class StaticKeyValueCache:
             )
         chunk = key.shape[2]
         held = self._room_for(chunk)
-        # within bounds even without room, else a compiled kernel fails before _room_for can say why
+        # clamped: a full cache must fail in _room_for, not in an index out of bounds of a compiled kernel
         at = (self._length + torch.arange(chunk, device=key.device)).clamp(max=self.capacity - 1)
         self.key.index_copy_(2, at, key.to(self.key.dtype))
         self.value.index_copy_(2, at, value.to(self.value.dtype))
@@ -168,26 +169,26 @@ class StaticKeyValueCache:
         return self.key[:, :, :held], self.value[:, :, :held]
 
     def reorder(self, rows: Tensor) -> None:
-        """Put rows `rows` [batch] of the batch in the places of all, in that order, as beam search asks.
+        """Replace the batch by its rows `rows` [batch], in that order, for beam search.
 
         Raises:
-            TypeError, ValueError: rows are no row numbers of what is held, or not one for each.
+            TypeError, ValueError: rows are no row numbers of the batch, or not as many as it has.
         """
         _check_rows(rows, self.key)
         if rows.shape[0] != self.key.shape[0]:
             raise ValueError(
                 f"rows must be as many as the batch of the cache = {self.key.shape[0]}; got {rows.shape[0]}. "
-                "Its size is static."
+                "The size of this cache is fixed."
             )
         for held in (self.key, self.value):
             held.copy_(held.index_select(0, rows))
 
     def reset(self) -> None:
-        """Hold nothing any more, in the same memory, for the next sequences."""
+        """Empty the cache for the next sequences; its memory stays."""
         self._length.zero_()
 
     def _room_for(self, chunk: int) -> int:
-        """The keys to read once `chunk` more tokens are held, where there is room for them."""
+        """Number of keys to read after `chunk` more tokens; raises if they do not fit."""
         if torch.compiler.is_compiling():
             has_room = self._length + chunk <= self.capacity
             torch._assert_async(has_room, f"the cache is full: its capacity is {self.capacity} tokens")
@@ -195,7 +196,7 @@ class StaticKeyValueCache:
         held = self.length + chunk
         if held > self.capacity:
             raise ValueError(
-                f"capacity of the cache must be at least the tokens held and those to add = {held}; "
+                f"capacity of the cache must be at least its tokens plus the new ones = {held}; "
                 f"got {self.capacity}. Make a larger cache, or reset() it for new sequences."
             )
         return held
@@ -205,8 +206,8 @@ def _check_chunk(key: Tensor, held: Tensor) -> None:
     wanted, found = ([x.shape[0], x.shape[1], x.shape[3]] for x in (held, key))
     if found != wanted:
         raise ValueError(
-            f"key and value must have the batch, heads and width of what the cache holds = {wanted}; "
-            f"got {found}. Each attention module has a cache of its own, made for one batch."
+            f"key and value must have the batch, heads and width of the cache = {wanted}; "
+            f"got {found}. Make a cache for each attention module and each batch."
         )
     if key.device != held.device:
         raise ValueError(
@@ -218,8 +219,8 @@ def _check_chunk(key: Tensor, held: Tensor) -> None:
 def _check_without_gradient(key: Tensor, value: Tensor) -> None:
     if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
         raise ValueError(
-            "key and value must need no gradient, which a cache of static capacity would overwrite; got some "
-            "that do. Decode under torch.no_grad(), or use KeyValueCache()."
+            "key and value must not require a gradient, since a static cache is overwritten in place; "
+            "got some that do. Decode under torch.no_grad(), or use KeyValueCache()."
         )
 
 
@@ -228,13 +229,15 @@ def _check_rows(rows: Tensor, held: Tensor) -> None:
         found = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
         raise TypeError(f"rows must be a tensor of int64 or int32; got {found}. Convert it with .long().")
     if rows.dim() != 1:
-        raise ValueError(f"rows must be [batch]; got {list(rows.shape)}. Give one row number for each place.")
+        raise ValueError(
+            f"rows must be [batch]; got {list(rows.shape)}. Give one row number for each sequence."
+        )
     if rows.device != held.device:
         raise ValueError(
             f"rows must be on the device of the cache = {held.device}; got {rows.device}. Move it with .to()."
         )
     if can_look_at(rows) and rows.numel() and (rows.min() < 0 or rows.max() >= held.shape[0]):
         raise ValueError(
-            f"rows must be between 0 and the batch held - 1 = {held.shape[0] - 1}; "
-            f"got {int(rows.min())} to {int(rows.max())}. They number the sequences held."
+            f"rows must be between 0 and the batch of the cache - 1 = {held.shape[0] - 1}; "
+            f"got {int(rows.min())} to {int(rows.max())}. They are indices of sequences in the cache."
         )

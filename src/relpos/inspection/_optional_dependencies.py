@@ -1,4 +1,4 @@
-"""What the extra "plots" brings, or one clear error; the other files take it from here."""
+"""The optional dependencies, matplotlib and jinja2, or an error that names the extra "plots"."""
 
 try:
     from jinja2 import Environment, StrictUndefined

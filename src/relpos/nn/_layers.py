@@ -1,6 +1,6 @@
-"""One encoder and one decoder layer, called like `torch.nn.TransformerEncoderLayer` and `...DecoderLayer`.
+"""Encoder and decoder layers, called like `torch.nn.TransformerEncoderLayer` and `...DecoderLayer`.
 
-Self-attention has relative positions, cross-attention none.
+Self-attention has relative positions; cross-attention has none.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from relpos.nn._arguments import (
     check_together,
     sides_of,
 )
+from relpos.nn._attention import RelativeMultiheadAttention
+from relpos.nn._cache import AttentionCache
+from relpos.nn._cache_positions import check_memory, chunk_positions
 from relpos.nn._masks import check_masks
-from relpos.nn._spans import check_memory, span_of
-from relpos.nn.attention import RelativeMultiheadAttention
-from relpos.nn.cache import AttentionCache
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -36,13 +36,13 @@ class RelativeTransformerEncoderLayer(nn.Module):
     Args:
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias:
             as in `torch.nn.TransformerEncoderLayer`; activation is "relu", "gelu", "silu" or a function.
-        attention_dropout, activation_dropout: on the weights, and inside the feed-forward network;
-            None means `dropout`.
-        max_distance: k, or (left, right), in tokens; distances beyond share one row. Must be given: None is
-            for no relative positions.
+        attention_dropout, activation_dropout: dropout of the attention weights, and inside the feed-forward
+            network. None means `dropout`.
+        max_distance: k, or (left, right), in tokens; distances beyond share one row. Required: None means no
+            relative positions.
         relative_keys, relative_values, relative_per_head, backend: as in `RelativeMultiheadAttention`.
     Raises:
-        ValueError, TypeError: as `RelativeMultiheadAttention`, or an unknown activation.
+        ValueError, TypeError: as `RelativeMultiheadAttention`; or the activation is unknown.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class RelativeTransformerEncoderLayer(nn.Module):
         *,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        """Returns `src` transformed, same shape. Masks as in `torch.nn.TransformerEncoderLayer`.
+        """Transform `src`; same shape. Masks as in `torch.nn.TransformerEncoderLayer`.
 
-        With `cache`, `src` is the next chunk of the sequence, of any length: what a language model of causal
-        layers needs, or an encoder that listens.
+        With `cache`, `src` is the next chunk of the sequence, of any length, as in a causal language model or
+        a streaming encoder.
 
         Raises:
-            ValueError, TypeError: as `RelativeMultiheadAttention`, by the names that are used here.
+            ValueError, TypeError: as `RelativeMultiheadAttention`, with the argument names of this method.
         """
         names = ("src_mask", "src_key_padding_mask")
         check_self(self.self_attn, "src", src, names, (src_mask, src_key_padding_mask), cache)
@@ -126,9 +126,9 @@ class RelativeTransformerEncoderLayer(nn.Module):
 
 
 class RelativeTransformerDecoderLayer(nn.Module):
-    """Self-attention with relative positions, attention to a memory without, a feed-forward network.
+    """Self-attention with relative positions, cross-attention without, then a feed-forward network.
 
-    Args: as `RelativeTransformerEncoderLayer`; max_distance is of self-attention alone, and backend of both.
+    Args: as `RelativeTransformerEncoderLayer`. max_distance affects self-attention only, backend both.
     Raises:
         ValueError, TypeError: as `RelativeTransformerEncoderLayer`.
     """
@@ -209,14 +209,14 @@ class RelativeTransformerDecoderLayer(nn.Module):
         cache: AttentionCache | None = None,
         memory_cache: AttentionCache | None = None,
     ) -> Tensor:
-        """Returns `tgt` transformed, same shape. Masks as in `torch.nn.TransformerDecoderLayer`.
+        """Transform `tgt`; same shape. Masks as in `torch.nn.TransformerDecoderLayer`.
 
-        With `cache`, `tgt` is the next chunk of the sequence, of any length; `memory_cache` saves
-        projecting the memory again.
+        With `cache`, `tgt` is the next chunk of the sequence, of any length. `memory_cache` keeps the
+        projected memory for later steps.
 
         Raises:
-            ValueError, TypeError: as `RelativeMultiheadAttention`, by the names that are used here;
-                memory_is_causal together with a cache.
+            ValueError, TypeError: as `RelativeMultiheadAttention`, with the argument names of this method;
+                or memory_is_causal is used with a cache.
         """
         names = ("tgt_mask", "tgt_key_padding_mask")
         check_self(self.self_attn, "tgt", tgt, names, (tgt_mask, tgt_key_padding_mask), cache)
@@ -227,7 +227,7 @@ class RelativeTransformerDecoderLayer(nn.Module):
             query=tgt,
             batch_first=self.multihead_attn.batch_first,
             num_heads=self.multihead_attn.num_heads,
-            num_keys=span_of(memory_cache, self.multihead_attn.num_tokens(memory)).num_keys,
+            num_keys=chunk_positions(memory_cache, self.multihead_attn.num_tokens(memory)).num_keys,
             has_cache=memory_cache is not None,
         )
 
@@ -268,17 +268,17 @@ class RelativeTransformerDecoderLayer(nn.Module):
         check_cache("memory_cache", memory_cache)
         if memory_cache is not None and memory_cache is cache:
             raise ValueError(
-                "memory_cache must be a cache of its own; got that of self-attention. "
+                "memory_cache must be a cache of its own; got the cache of self-attention. "
                 "Give KeyValueCache(is_memory=True)."
             )
         check_memory("memory", attention.num_tokens(memory), "memory_cache", memory_cache)
-        # a memory that was projected before is not read again
+        # a filled memory cache replaces the memory
         if memory_cache is None or memory_cache.filled_memory() is None:
             check_together("memory", memory, "tgt", tgt, batch_first=attention.batch_first)
         if memory_is_causal and not (cache is None and memory_cache is None):
             raise ValueError(
-                "memory_is_causal cannot be used with a cache, since a chunk may begin anywhere beside the "
-                "memory. Give memory_mask."
+                "memory_is_causal cannot be used with a cache, which does not know the position of the chunk "
+                "in the memory. Give memory_mask."
             )
 
 
@@ -290,7 +290,7 @@ def check_self(
     masks: tuple[Tensor | None, Tensor | None],
     cache: AttentionCache | None,
 ) -> None:
-    """Refuse tokens and masks of self-attention that do not fit, by the names that the caller uses."""
+    """Refuse tokens, masks and caches that do not fit, with the caller's names for them."""
     _check_tokens(attention, name, x)
     check_cache("cache", cache)
     check_masks(
@@ -299,7 +299,7 @@ def check_self(
         query=x,
         batch_first=attention.batch_first,
         num_heads=attention.num_heads,
-        num_keys=span_of(cache, attention.num_tokens(x)).num_keys,
+        num_keys=chunk_positions(cache, attention.num_tokens(x)).num_keys,
         has_cache=cache is not None,
     )
 

@@ -1,6 +1,6 @@
-"""What each relative attention layer of a model does while it runs.
+"""Observe each relative attention layer of a model while it runs.
 
-Hooks read what goes in, work the parts out a second time (`relpos.decompose`) and change nothing.
+Hooks read the inputs and compute the parts a second time (`relpos.decompose`); they change nothing.
 """
 
 import inspect
@@ -13,29 +13,29 @@ from torch import Tensor, nn
 
 from relpos.decompose import Parts, by_distance, decompose
 from relpos.nn import AttentionCache, RelativeMultiheadAttention
-from relpos.nn._nested import padded
+from relpos.nn._nested_tensors import padded
 
-# a layer in which no query has a key has no shares; this keeps 0 / 0 at 0
+# keeps 0 / 0 at 0 in a layer where no query has a key
 _TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One call of one layer, on the CPU. Padding counts in no number that is by distance.
+    """One call of one layer, on the CPU. Numbers by distance exclude padding.
 
     Attributes:
         layer: name of the attention module in the model.
         left, right: clipping distances, in tokens; labels = left + right + 1, row `left` is distance 0.
         query_start: position of the first query among the keys, in tokens.
         content_logits, position_logits, weights: [batch, heads, query, key], see `relpos.decompose.Parts`.
-        allowed: bool [batch, heads, query, key], False where a mask forbids the pair.
-        pairs: [heads, labels], how many pairs of tokens had each distance.
+        allowed: bool [batch, heads, query, key], False where a mask hides the key.
+        pairs: [heads, labels], number of token pairs at each distance.
         content_by_distance, position_by_distance: [heads, labels], mean logit in nats; NaN without a pair.
-        weight_by_distance: [heads, labels], share of a query's attention that each distance gets; sums to 1.
+        weight_by_distance: [heads, labels], share of the attention at each distance; sums to 1.
         position_share: [heads, labels], share of the output that comes from rel_v, 0 to 1, by norms:
-            w |rel_v| / (w |value| + w |rel_v|), each summed over the pairs. NaN without a pair.
-        rel_v_norms: [1 or heads, labels], length of each row of the values' table; None without one.
-        has_rel_k: whether the layer has a table on the keys.
+            w |rel_v| / (w |value| + w |rel_v|), each summed over the pairs. NaN where there is no pair.
+        rel_v_norms: [1 or heads, labels], norm of each row of rel_v; None without rel_v.
+        has_rel_k: whether the layer has a table for the keys.
     """
 
     layer: str
@@ -56,17 +56,17 @@ class Observation:
 
 
 def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
-    """What every layer with relative positions does while `run()` calls the model.
+    """Observe every layer with relative positions while `run()` calls the model.
 
     Args:
-        model: anything that holds `relpos.nn.RelativeMultiheadAttention`; layers without tables are left out.
-        run: calls the model, once or more. Its result is dropped. For weights as in use, put the model in
-            eval mode first: dropout is not part of what is seen.
+        model: a module with `relpos.nn.RelativeMultiheadAttention` inside; layers without tables are skipped.
+        run: calls the model once or more; its result is ignored. Observations exclude dropout, so put the
+            model in eval mode to observe the weights that it uses.
     Returns:
-        One observation for each call of each layer, in the order of the calls; empty if the model has no
-        relative positions. Memory is [batch, heads, query, key] each, so run short sentences.
+        One observation for each call of each layer, in order; empty if the model has no relative positions.
+        Each needs memory [batch, heads, query, key], so run short sentences.
     Raises:
-        Whatever `run` raises; the hooks are removed in any case.
+        Any exception of `run`. The hooks are always removed.
     """
     seen: list[Observation] = []
     handles = []
@@ -83,7 +83,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
 
 
 class _LentCache:
-    """The caller's cache, which also remembers what it last gave."""
+    """Wraps the caller's cache, and remembers the keys and values that it last returned."""
 
     def __init__(self, cache: AttentionCache) -> None:
         self._cache = cache
@@ -135,7 +135,7 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
         start, (key, value) = given["cache"].start, given["cache"].given
     if given["query_start"] is not None:
         start = _one_start(given["query_start"])
-    # the module's own reading of its masks, so that what is observed is what is computed
+    # merged by the module itself, so that the observation uses the same mask
     mask = module.merge_masks(given["attn_mask"], padding, batch=query.shape[0])
     rel_k, rel_v = module.relative_position_keys, module.relative_position_values
     with torch.autocast(query.device.type, enabled=False):
@@ -158,14 +158,14 @@ def _one_start(query_start: int | Tensor) -> int:
     starts = torch.as_tensor(query_start).unique().tolist()
     if len(starts) != 1:
         raise ValueError(
-            f"query_start must be one number for all sequences of a call that is observed; got {starts}. "
+            f"query_start must be the same for all sequences of an observed call; got {starts}. "
             "Observe them one by one."
         )
     return int(starts[0])
 
 
 def _counted(parts: Parts, padding: Tensor | None, start: int) -> Tensor:
-    """The pairs that may attend and whose query is no padding, bool [batch, heads, query, key]."""
+    """The allowed pairs whose query is no padding, bool [batch, heads, query, key]."""
     if padding is None or padding.dtype != torch.bool:
         return parts.allowed
     num_queries = parts.weights.shape[2]
