@@ -175,25 +175,6 @@ def test_inductor_lays_out_what_the_kernel_gives_and_takes(
             torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("name", ["mask, lengths and causal", "grouped heads", "relations for batch"])
-def test_checkpoints_give_the_same_gradients(name: str, use_reentrant: bool) -> None:
-    arguments = make(case(name))
-    truth = outcome(*attend("cpu", arguments), arguments)
-    again = torch.utils.checkpoint.checkpoint(
-        lambda *tensors: attend("cpu", arguments | dict(zip(TENSORS, tensors, strict=True))),
-        *(arguments[x] for x in TENSORS),
-        use_reentrant=use_reentrant,
-    )
-    leaves = [arguments[x] for x in TENSORS]
-    for x in leaves:
-        x.grad = None
-    generator = torch.Generator().manual_seed(3155)  # as in `outcome`
-    torch.autograd.backward(again, [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in again])
-    for name, x in zip(TENSORS, leaves, strict=True):
-        torch.testing.assert_close(x.grad, truth[f"grad of {name}"])
-
-
 @pytest.mark.parametrize("name", ["per head", "grouped heads, a start each", "relations for batch", "no key"])
 @pytest.mark.parametrize("wanted", [0b00001, 0b00010, 0b00100, 0b01000, 0b10000, 0b10100, 0b11000, 0b01101])
 def test_gradients_that_are_asked_for_are_the_same_without_the_others(name: str, wanted: int) -> None:

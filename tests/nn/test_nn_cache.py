@@ -149,15 +149,6 @@ def test_memory_is_projected_once(monkeypatch) -> None:
     assert len(counted.tokens) == 1 + 2 * 4  # the memory, and each step's query and output
 
 
-def test_reordered_memory_goes_with_its_rows() -> None:
-    ours, memory, cache = attention(), draw(BATCH, 7, WIDTH, seed=2), KeyValueCache(is_memory=True)
-    step, rows = draw(BATCH, 1, WIDTH), torch.tensor([1, 1, 2])
-    ours(step, memory, memory, cache=cache)
-    cache.reorder(rows)
-    found, _ = ours(step, memory, memory, cache=cache)
-    torch.testing.assert_close(found, ours(step, memory[rows], memory[rows])[0], atol=1e-12, rtol=1e-12)
-
-
 def test_a_memory_that_was_projected_is_not_read_again_whatever_its_batch() -> None:
     ours, memory, cache = attention(), draw(BATCH, 7, WIDTH, seed=2), KeyValueCache(is_memory=True)
     step, rows = draw(BATCH, 1, WIDTH), torch.arange(BATCH).repeat_interleave(2)
@@ -255,31 +246,3 @@ def test_any_object_with_the_four_members_of_a_cache_serves_as_one() -> None:
     steps = [ours(part, part, part, is_causal=True, cache=cache)[0] for part in x.split(4, 1)]
     torch.testing.assert_close(torch.cat(steps, 1), true, atol=1e-10, rtol=1e-10)
     assert cache.length == LENGTH
-
-
-@pytest.mark.parametrize("chunk", [1, 3, LENGTH])
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_decoder_layer_in_chunks_equals_one_pass(norm_first, chunk, monkeypatch) -> None:
-    torch.manual_seed(0)
-    layer = RelativeTransformerDecoderLayer(
-        WIDTH, HEADS, 24, norm_first=norm_first, batch_first=True, max_distance=(3, 0), dtype=torch.float64
-    ).eval()
-    tgt, memory = draw(BATCH, LENGTH, WIDTH), draw(BATCH, 7, WIDTH, seed=2)
-    hidden = torch.zeros(BATCH, 7, dtype=torch.bool)
-    hidden[0, 5:] = True
-    true = layer(tgt, memory, memory_key_padding_mask=hidden, tgt_is_causal=True)
-    cache, memory_cache = KeyValueCache(), KeyValueCache(is_memory=True)
-    counted = ProjectedTokens(monkeypatch)
-    found = [
-        layer(
-            part,
-            memory,
-            memory_key_padding_mask=hidden,
-            tgt_is_causal=True,
-            cache=cache,
-            memory_cache=memory_cache,
-        )
-        for part in tgt.split(chunk, 1)
-    ]
-    torch.testing.assert_close(torch.cat(found, 1), true, atol=1e-10, rtol=1e-10)
-    assert counted.tokens.count(BATCH * 7) == 1
