@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from conformance.cases import CASES, TENSORS, Case, attend, case, make, operator_arguments, outcome
 from relpos import explain_backends, relation_attention, relative_attention
@@ -134,7 +135,7 @@ def test_gradients_that_come_in_any_layout_are_read_right(pulled: str) -> None:
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("attention", [relative_attention, relation_attention])
 def test_one_compiled_graph_serves_lengths_that_change_forward_and_backward(attention) -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attention, backend=counter, fullgraph=True)
     for n in (5, 9, 64, 65, 130, 40):
         labels = {"relations": "pairs"} if attention is relation_attention else {"is_causal": True}
