@@ -83,30 +83,26 @@ def _contents(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-# wheels and source distributions
-
-
-def test_wheel_has_the_kernel_and_fits_every_python_of_the_platform(build: Build, tmp_path: Path) -> None:
-    done = build()
+def test_wheel_has_the_kernel_and_each_instruction_set_is_compiled_once(build: Build, tmp_path: Path) -> None:
+    done = build(CXXFLAGS="-O1 -g")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"relpos-[\d.]+-py3-none-(linux|macosx)_\w+\.whl", _wheel(tmp_path).name)
     names = _contents(_wheel(tmp_path))
-    assert KERNEL in names
-    assert "_relpos_command.py" in names
-    assert "relpos/recipes/experiments/demo.yaml" in names
+    assert {KERNEL, "_relpos_command.py", "relpos/recipes/experiments/demo.yaml"} <= {*names}
     assert not [name for name in names if name.endswith((".cpp", ".h", ".o"))]
-
-
-def test_source_distribution_has_every_file_of_the_kernel(build: Build, tmp_path: Path) -> None:
-    done = build("build_sdist")
-    assert done.returncode == 0, done.stderr
-    (archive,) = tmp_path.glob("*.tar.gz")
-    shutil.unpack_archive(archive, tmp_path / "unpacked")
-    (folder,) = (tmp_path / "unpacked").iterdir()
-    expected = {path.name: path.read_bytes() for path in CSRC.iterdir()}
-    assert {p.name: p.read_bytes() for p in (folder / "src/relpos/csrc").iterdir()} == expected
-    assert (folder / "setup.py").exists()
-    assert not list(folder.rglob("*.so"))
+    calls = (tmp_path / "compiler.log").read_text().splitlines()
+    sets = sorted(re.findall(r"-DRELPOS_ISA=(\w+)", "\n".join(calls)))
+    assert sets == (["avx2", "avx512", "baseline"] if IS_X86 else ["baseline"])
+    (baseline,) = [call for call in calls if "=baseline" in call]
+    assert "-mavx" not in baseline
+    # none is this machine's
+    assert not [call for call in calls if "-march" in call or "-ffast-math" in call or "-rpath" in call]
+    (operators,) = [call for call in calls if " -c src/relpos/csrc/operators.cpp" in call]
+    # nothing newer than torch 2.10
+    assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in operators
+    assert calls[-1].count(".o ") == len(calls) - 1
+    # flags of the environment come last
+    assert all(call.index("-O3") < call.index("-O1 -g") for call in calls)
 
 
 def test_wheel_works_away_from_the_repository(build: Build, tmp_path: Path) -> None:
@@ -130,31 +126,6 @@ def test_wheel_works_away_from_the_repository(build: Build, tmp_path: Path) -> N
     assert library == str(site / KERNEL)
     # as well as the kernel that was copied
     assert (unavailable == "None") is (cpu.UNAVAILABLE is None)
-
-
-# how it is compiled
-
-
-def test_each_instruction_set_is_compiled_once_and_none_is_this_machines(
-    build: Build, tmp_path: Path
-) -> None:
-    assert build().returncode == 0
-    calls = (tmp_path / "compiler.log").read_text().splitlines()
-    sets = sorted(re.findall(r"-DRELPOS_ISA=(\w+)", "\n".join(calls)))
-    assert sets == (["avx2", "avx512", "baseline"] if IS_X86 else ["baseline"])
-    (baseline,) = [call for call in calls if "=baseline" in call]
-    assert "-mavx" not in baseline
-    assert not [call for call in calls if "-march" in call or "-ffast-math" in call or "-rpath" in call]
-    (operators,) = [call for call in calls if " -c src/relpos/csrc/operators.cpp" in call]
-    # nothing newer than torch 2.10
-    assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in operators
-    assert calls[-1].count(".o ") == len(calls) - 1
-
-
-def test_flags_of_the_environment_come_last(build: Build, tmp_path: Path) -> None:
-    assert build(CXXFLAGS="-O1 -g").returncode == 0
-    for call in (tmp_path / "compiler.log").read_text().splitlines():
-        assert call.index("-O3") < call.index("-O1 -g")
 
 
 def test_kernel_in_place_is_replaced_and_not_written_over(build: Build, tree: Path) -> None:
@@ -189,20 +160,14 @@ def test_code_for_one_instruction_set_is_used_by_no_other(tmp_path: Path) -> Non
 WITHOUT = "relpos: attention on the CPU works without it, more slowly.\n"
 
 
-@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "hook", "reason"),
     [
-        (
-            {"CXX": None, "PATH": "/nowhere"},
-            "no C++ compiler was found; install g++ or clang++, or name one by CXX",
-        ),
-        (
-            {"CXX": "/nowhere/c++"},
-            "/nowhere/c++ does not run (No such file or directory); set CXX to a C++ compiler",
-        ),
-        ({"CXX": "false"}, "false failed, see above; it must be gcc or clang with C++17"),
-        ({"RELPOS_BUILD_KERNEL": "0"}, "left out, as RELPOS_BUILD_KERNEL=0 says"),
+        ({"CXX": " ", "PATH": "/nowhere"}, "build_wheel", r"no C\+\+ compiler was found; .* CXX"),
+        ({"CXX": "/nowhere/c++"}, "build_editable", r"/nowhere/c\+\+ does not run .* CXX .*"),
+        ({"CXX": "false"}, "build_wheel", r"false failed, .* C\+\+17"),
+        ({"CXX": "c++ 'x"}, "build_wheel", "CXX cannot be read .*"),
+        ({"RELPOS_BUILD_KERNEL": "0"}, "build_editable", "left out, as RELPOS_BUILD_KERNEL=0 says"),
     ],
 )
 def test_without_a_kernel_the_package_is_pure_and_the_reason_is_told(
@@ -213,7 +178,7 @@ def test_without_a_kernel_the_package_is_pure_and_the_reason_is_told(
     stale.write_text("stale")
     done = build(hook, **change)
     assert done.returncode == 0, done.stderr
-    assert f"relpos: the CPU kernel was not built: {reason}.\n{WITHOUT}" in done.stderr
+    assert re.search(rf"relpos: the CPU kernel was not built: {reason}\.\n{WITHOUT}", done.stderr)
     assert _wheel(tmp_path).name.endswith("-py3-none-any.whl")
     assert KERNEL not in _contents(_wheel(tmp_path))
     assert stale.exists() is (hook == "build_wheel")
@@ -270,18 +235,11 @@ def test_a_wish_that_is_none_is_refused(build: Build) -> None:
     assert "relpos: RELPOS_BUILD_KERNEL must be 0 or 1; got 'yes'. Unset it to try." in done.stderr
 
 
-def test_an_empty_name_of_a_compiler_is_none(build: Build, tmp_path: Path) -> None:
-    done = build(CXX=" ", PATH="/nowhere")
-    assert "not built: no C++ compiler was found; " in done.stderr
-    assert KERNEL not in _contents(_wheel(tmp_path))
-
-
 @pytest.mark.parametrize(
     "writes",
     [
         "",
         "head -c 5000 /dev/urandom > $2",
-        ": > $2",
         "(printf '\\177ELF'; head -c 5000 /dev/urandom) > $2",
     ],
 )
@@ -296,23 +254,10 @@ def test_a_compiler_that_writes_no_library_is_told_and_leaves_no_kernel(
     assert "Traceback" not in done.stderr
     assert KERNEL not in _contents(_wheel(tmp_path))
     assert not list((tree / "src").rglob("*.so*"))
-    done = build(RELPOS_BUILD_KERNEL="1")
+
+
+def test_kernel_that_is_required_and_cannot_be_built_is_an_error(build: Build, tmp_path: Path) -> None:
+    done = build(CXX="false", RELPOS_BUILD_KERNEL="1")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"relpos: the CPU kernel cannot be built: {reason}."
-
-
-@pytest.mark.parametrize("name", ["CXX", "CXXFLAGS"])
-def test_quotes_that_do_not_close_are_told(build: Build, name: str) -> None:
-    done = build(**{name: "c++ 'x"})
-    assert done.returncode == 0, done.stderr
-    assert f"not built: {name} cannot be read (No closing quotation); mend its quotes.\n" in done.stderr
-
-
-@pytest.mark.parametrize("compiler_name", ["false", "/nowhere/c++"])
-def test_kernel_that_is_required_and_cannot_be_built_is_an_error(
-    build: Build, tmp_path: Path, compiler_name: str
-) -> None:
-    done = build(CXX=compiler_name, RELPOS_BUILD_KERNEL="1")
-    assert done.returncode == 1
-    assert f"relpos: the CPU kernel cannot be built: {compiler_name} " in done.stderr
+    assert "relpos: the CPU kernel cannot be built: false " in done.stderr
     assert not list(tmp_path.glob("*.whl"))

@@ -1,11 +1,13 @@
 """The parts of attention add up to the reference, and numbers for pairs are told apart by distance."""
 
+import functools
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
+from refusals import refuses
 from relpos import reference, relative_attention
 from relpos._inputs import check
 from relpos.decompose import by_distance, decompose
@@ -135,124 +137,41 @@ def test_start_of_the_query_moves_the_distances() -> None:
     assert by_distance(x, max_distance=3, query_start=3, reduction="sum").tolist() == [[0, 1, 2, 3, 0, 0, 0]]
 
 
-META = torch.device("meta")
-POSITION = "It is the position of the first query among the keys."
+def of_shapes(*shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [torch.zeros(shape, dtype=dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"x": None}, TypeError, "x must be a tensor; got NoneType. Make it a tensor."),
-        ({"x": [[1.0]]}, TypeError, "x must be a tensor; got list. Make it a tensor."),
-        *(
-            (
-                {"x": torch.zeros(1, 2, 3, 4, dtype=dtype)},
-                TypeError,
-                f"x must be float64, float32, bfloat16 or float16; got {dtype}. Convert it with .to().",
-            )
-            for dtype in (torch.int64, torch.bool, torch.complex64)
-        ),
-        (
-            {"x": torch.zeros(1, 2, 3, 4).to_sparse()},
-            TypeError,
-            "x must be a dense tensor; got layout torch.sparse_coo. Convert it with .to_dense().",
-        ),
-        *(
-            (
-                {"x": torch.zeros(shape)},
-                ValueError,
-                f"x must have 4 dimensions, [batch, heads, query, key]; got {list(shape)}. "
-                "Unsqueeze what is missing.",
-            )
-            for shape in ((), (3, 4), (2, 3, 4), (1, 1, 2, 3, 4))
-        ),
-        *(
-            (
-                {"max_distance": wrong},
-                TypeError,
-                f"max_distance must be {none}an integer k, or two integers (left, right); got {wrong!r}. "
-                "Give one of these.",
-            )
-            for wrong, none in ((None, ""), (1.0, "None, "), (True, "None, "), ((1,), "None, "))
-        ),
-        (
-            {"max_distance": (2, -1)},
-            ValueError,
-            "max_distance must be at least 0; got (2, -1). "
-            "It counts tokens: left before the query, right after it.",
-        ),
-        (
-            {"query_start": None},
-            TypeError,
-            "query_start must be an integer or an integer tensor [batch]; got NoneType. Leave it out for 0.",
-        ),
-        *(
-            (
-                {"query_start": wrong},
-                TypeError,
-                f"query_start must be an integer or an integer tensor [batch]; got {kind}. {POSITION}",
-            )
-            for wrong, kind in ((1.0, "float"), (True, "bool"), ("1", "str"), ([0], "list"))
-        ),
-        (
-            {"query_start": torch.zeros(1)},
-            TypeError,
-            "query_start must be a tensor of integers; got torch.float32. Convert it with .long().",
-        ),
-        *(
-            (
-                {"query_start": torch.zeros(shape, dtype=torch.int64)},
-                ValueError,
-                f"query_start must be [batch] = [1]; got {list(shape)}. Give one number for each sequence.",
-            )
-            for shape in ((), (2,), (1, 1))
-        ),
-        (
-            {"query_start": 2**70},
-            ValueError,
-            f"query_start must be between -2**62 and 2**62; got {2**70}. {POSITION}",
-        ),
-        (
-            {"query_start": torch.zeros(1, dtype=torch.int64, device=META)},
-            ValueError,
-            "query_start must be on the device of x = cpu; got meta. Move it with .to().",
-        ),
-        ({"where": True}, TypeError, "where must be a bool tensor or None; got bool. Make it a tensor."),
-        *(
-            (
-                {"where": torch.ones(3, 4, dtype=dtype)},
-                TypeError,
-                f"where must be a bool tensor or None; got {dtype}. Convert it with .bool().",
-            )
-            for dtype in (torch.float32, torch.int64)
-        ),
-        *(
-            (
-                {"where": torch.ones(shape, dtype=torch.bool)},
-                ValueError,
-                "where must be broadcastable to [batch, heads, query, key] = [1, 2, 3, 4]; "
-                f"got {list(shape)}. Unsqueeze the dimensions that it is shared over: "
-                "of [batch, query, key] give where[:, None].",
-            )
-            for shape in ((4, 3), (2, 2, 3, 4), (3, 3, 4), (1, 1, 2, 3, 4))
-        ),
-        (
-            {"where": torch.ones(3, 4, dtype=torch.bool, device=META)},
-            ValueError,
-            "where must be on the device of x = cpu; got meta. Move it with .to().",
-        ),
-        *(
-            (
-                {"reduction": wrong},
-                ValueError,
-                f"reduction must be 'mean' or 'sum'; got {wrong!r}. Give one of these.",
-            )
-            for wrong in (None, "max", 1)
-        ),
-    ],
-    ids=lambda x: x[:60] if isinstance(x, str) else "",
-)
-def test_by_distance_refuses_what_it_cannot_sort(changes: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as raised:
-        by_distance(**{"x": torch.zeros(1, 2, 3, 4), "max_distance": 1} | changes)
-    assert str(raised.value) == message
+META, INTEGERS = torch.device("meta"), torch.int64
+REFUSALS = {  # argument -> error, wrong values, what the message must say of each beside its shape or kind
+    "kind of x": (TypeError, [None, [[1.0]]], ("tensor",)),
+    "dtype of x": (
+        TypeError,
+        of_shapes((1, 2, 3, 4), dtype=INTEGERS) + of_shapes((1, 2, 3, 4), dtype=torch.bool),
+        ("float64",),
+    ),
+    "layout of x": (TypeError, [torch.zeros(1, 2, 3, 4).to_sparse()], ("dense", "sparse_coo")),
+    "rank of x": (ValueError, of_shapes((), (2, 3, 4), (1, 1, 2, 3, 4)), (4,)),
+    "kind of max_distance": (TypeError, [None, 1.0, True, (1,)], ("left, right",)),
+    "sign of max_distance": (ValueError, [(2, -1)], (0, (2, -1))),
+    "kind of query_start": (TypeError, [None, 1.0, True, "1", [0]], ("integer",)),
+    "dtype of query_start": (TypeError, [torch.zeros(1)], ("integers", torch.float32)),
+    "shape of query_start": (ValueError, of_shapes((), (2,), (1, 1), dtype=INTEGERS), ([1],)),
+    "range of query_start": (ValueError, [2**70], ("2**62", 2**70)),
+    "device of query_start": (ValueError, [torch.zeros(1, dtype=INTEGERS, device=META)], ("cpu", "meta")),
+    "kind of where": (TypeError, [True], ("bool",)),
+    "dtype of where": (TypeError, of_shapes((3, 4)) + of_shapes((3, 4), dtype=INTEGERS), ("bool", "torch.")),
+    "shape of where": (ValueError, of_shapes((4, 3), (2, 2, 3, 4), dtype=torch.bool), ([1, 2, 3, 4],)),
+    "rank of where": (ValueError, of_shapes((1, 1, 2, 3, 4), dtype=torch.bool), ([1, 2, 3, 4],)),
+    "device of where": (ValueError, [torch.ones(3, 4, dtype=torch.bool, device=META)], ("cpu", "meta")),
+    "value of reduction": (ValueError, [None, "max", 1], ("'mean'", "'sum'")),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_by_distance_refuses_what_it_cannot_sort(fault: str) -> None:
+    error, values, said = REFUSALS[fault]
+    name = fault.rsplit(maxsplit=1)[-1]
+    for x in values:
+        came = list(x.shape) if fault.startswith(("shape", "rank")) else ""
+        given = {"x": torch.zeros(1, 2, 3, 4), "max_distance": 1} | {name: x}
+        refuses(functools.partial(by_distance, **given), error, name, (*said, came))

@@ -64,9 +64,9 @@ def sentences(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 50, (batch, length)), torch.arange(length) >= lengths[:, None]
 
 
-def exported(model: nn.Module, inputs: tuple[Tensor, ...], is_strict: bool = False) -> ExportedProgram:
+def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> ExportedProgram:
     sizes = {0: Dim("batch"), 1: Dim("length")}
-    return torch.export.export(model, inputs, dynamic_shapes=(sizes,) * len(inputs), strict=is_strict)
+    return torch.export.export(model, inputs, dynamic_shapes=(sizes,) * len(inputs), strict=False)
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -81,15 +81,6 @@ def test_an_exported_encoder_runs_at_sizes_it_was_not_traced_with(
 ) -> None:
     model, program = traced
     run = program.module()
-    for size in SIZES:
-        inputs = sentences(*size)
-        torch.testing.assert_close(run(*inputs), model(*inputs))
-
-
-@pytest.mark.parametrize("name", ["both tables", "causal, per head, left over right"])
-def test_a_strict_export_runs_at_sizes_it_was_not_traced_with(name: str) -> None:
-    model = encoder(name)
-    run = exported(model, sentences(3, 7), is_strict=True).module()
     for size in SIZES:
         inputs = sentences(*size)
         torch.testing.assert_close(run(*inputs), model(*inputs))

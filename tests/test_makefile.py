@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
     ("target", "changes", "expected"),
     [
         ("test", {}, "10000 "),
-        ("test-slow", {}, "10000 "),
+        ("test-triton", {}, "10000 "),
         ("test", {"GOMP_SPINCOUNT": "5"}, "5 "),
         ("test", {"OMP_WAIT_POLICY": "passive"}, " passive"),
     ],

@@ -4,6 +4,7 @@ A message names the argument first, then the numbers that it must have and has. 
 for each kind.
 """
 
+import functools
 import math
 import re
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import refuses
 from relpos import explain_backends, relation_attention, relative_attention
 from relpos.decompose import decompose
 
@@ -189,30 +191,18 @@ COMMON = [x for make in (kinds_of_tensors, shapes_of_tensors, masks, numbers_and
 OF_DISTANCES, OF_LABELS = list(distances()), list(labels())
 
 
-def refuses(call, given: dict, error: type[Exception], name: str, said: tuple) -> str:
-    """The message: the argument first, and each thing that is said as a word of its own."""
-    with pytest.raises(error) as raised:
-        call(**given)
-    message = str(raised.value)
-    assert message.startswith(f"{name} must ")
-    for word in map(str, said):
-        is_said = re.search(rf"(?<!\d)(?<!\d\.){re.escape(word)}(?!\d)", message)
-        assert is_said, f"{word!r} is not in {message!r}"
-    return message
-
-
 @pytest.mark.parametrize("call", [relative_attention, explain_backends, decompose])
 def test_what_is_wrong_is_refused_by_name_and_number(call) -> None:
     lacks = {"dropout_p", "return_lse"} if call is decompose else set()
     for error, name, changes, said in COMMON + OF_DISTANCES:
         if not lacks & changes.keys():
-            refuses(call, arguments(**changes), error, name, said)
+            refuses(functools.partial(call, **arguments(**changes)), error, name, said)
 
 
 def test_labels_are_refused_by_name_and_number_and_all_else_as_by_distance() -> None:
     for error, name, changes, said in COMMON + OF_LABELS:
         if "is_causal" not in changes:
-            refuses(relation_attention, related(**changes), error, name, said)
+            refuses(functools.partial(relation_attention, **related(**changes)), error, name, said)
 
 
 def test_every_argument_is_refused_in_some_way_of_its_own() -> None:

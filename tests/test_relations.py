@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from refusals import refuses
 from relpos import relation_attention, relative_attention
 from relpos import relations as relations_module
 from relpos.relations import (
@@ -327,197 +328,98 @@ def test_distances_are_told_as_far_as_attention_tells_them() -> None:
 
 
 EDGES, TYPES = torch.tensor([[0, 0], [1, 1]]), torch.tensor([0, 1])
-REFUSALS = [
-    (lambda: distance_relations(-1, max_distance=1), "num_queries must be at least 0; got -1. It counts"),
-    (lambda: distance_relations(2.0, max_distance=1), "num_queries must be an integer; got float. It counts"),
-    (lambda: distance_relations(2, -3, max_distance=1), "num_keys must be at least 0; got -3. It counts"),
-    (
-        lambda: distance_relations(2, max_distance=1, query_start=torch.tensor([1])),
-        "query_start must be an integer; got Tensor. Label each sequence by itself",
-    ),
-    (
-        lambda: distance_relations(2, max_distance=1, query_start=2**62 + 1),
-        "query_start must be between -2**62 and 2**62; got 4611686018427387905. It is the position of",
-    ),
-    (
-        lambda: distance_relations(2, max_distance=1, query_start=-(2**64)),
-        "query_start must be between -2**62 and 2**62; got -18446744073709551616. It is the position of",
-    ),
-    (
-        lambda: distance_relations(2, max_distance=-1),
-        "max_distance must be at least 0; got -1. It counts tokens: left before the query, right after it.",
-    ),
-    (
-        lambda: grid_relations(1, 2, max_distance=(1, -1)),
-        "max_distance must be at least 0; got (1, -1). It counts cells: k_h down or up, k_w right or left.",
-    ),
-    (
-        lambda: grid_relations(1, 2, max_distance=(1, 2, 3)),
-        "max_distance must be an integer k, or two integers (k_h, k_w); got (1, 2, 3). It says where",
-    ),
-    (
-        lambda: tree_path_relations(PARENTS, max_steps=(1, True)),
-        "max_steps must be an integer k, or two integers (max_up, max_down); got (1, True). It says where",
-    ),
-    (
-        lambda: distance_relations(2, max_distance=None),
-        "max_distance must be an integer k, or two integers (left, right); got None. It says where to clip.",
-    ),
-    (
-        lambda: distance_relations(2, max_distance=1, dtype=torch.uint8),
-        "dtype must be int64, int32, int16 or int8",
-    ),
-    (
-        lambda: distance_relations(2, max_distance=100, dtype=torch.int8),
-        "dtype must hold the largest label = 200; got torch.int8, which ends at 127. Take a wider one",
-    ),
-    (lambda: grid_relations(-1, 2, max_distance=1), "height must be at least 0; got -1. It counts rows."),
-    (lambda: grid_relations(1, -2, max_distance=1), "width must be at least 0; got -2. It counts columns."),
-    (lambda: tree_relations([0]), "parents must be a tensor of integers; got list. Make it a tensor."),
-    (
-        lambda: tree_relations(torch.zeros(2)),
-        "parents must be a tensor of int64, int32, int16, int8; got torch.float32. Convert it with .long().",
-    ),
-    (
-        lambda: tree_relations(torch.zeros(1, 1, 1, dtype=torch.long)),
-        "parents must be [tokens] or [batch, tokens]; got [1, 1, 1]. Give one index for each token.",
-    ),
-    (
-        lambda: tree_relations(torch.tensor([-1, 2])),
-        "parents must be between -1 and the last token of the tree; got 2. -1 is a root.",
-    ),
-    (
-        lambda: tree_relations(torch.tensor([-2, 0])),
-        "parents must be between -1 and the last token of the tree; got -2. -1 is a root.",
-    ),
-    (
-        lambda: tree_relations(torch.tensor([[2, 0, 0]]), lengths=torch.tensor([2])),
-        "parents must be between -1 and the last token of the tree; got 2.",
-    ),
-    (
-        lambda: tree_relations(torch.tensor([-1, 2, 1])),
-        "parents must lead each token to a root (-1); got a cycle through token",
-    ),
-    (
-        lambda: tree_path_relations(torch.tensor([0]), max_steps=1),
-        "parents must lead each token to a root (-1); got a cycle through token 0. Break it.",
-    ),
-    (
-        lambda: tree_path_relations(PARENTS, max_steps=-1),
-        "max_steps must be at least 0; got -1. It counts edges of the tree: max_up towards the root,",
-    ),
-    (
-        lambda: tree_relations(PARENTS, lengths=torch.tensor([7])),
-        "lengths must be [batch] for parents [batch, tokens] = [7]; got [1]. Give one number for each tree.",
-    ),
-    (
-        lambda: tree_relations(PARENTS[None], lengths=torch.tensor([8])),
-        "lengths must be at least 0 and less than 8; got 8. It counts the tokens of each tree.",
-    ),
-    (
-        lambda: edge_relations(EDGES.T.reshape(4), TYPES, num_nodes=2, names=["a", "b"]),
-        "edge_index must be [2, edges]; got [4]. Row 0 is the start, row 1 the end.",
-    ),
-    (
-        lambda: edge_relations(torch.zeros(3, 2).long(), TYPES, num_nodes=2, names=["a", "b"]),
-        "edge_index must be [2, edges]; got [3, 2]. Row 0 is the start, row 1 the end. Transpose it.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES, num_nodes=-2, names=["a", "b"]),
-        "num_nodes must be at least 0; got -2. It counts nodes.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES, num_nodes=2, names="ab"),
-        "names must be a tuple or list of strings; got str. Name each label.",
-    ),
-    (
-        lambda: edge_relations(EDGES[:, :1], TYPES[:1], num_nodes=2, names=["a"], elsewhere="a"),
-        "names must be different; got 'a' for two labels. Rename one.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES[:1], num_nodes=2, names=["a", "b"]),
-        "edge_types must be [edges] = [2]; got [1]. Give one type for each edge.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES.float(), num_nodes=2, names=["a", "b"]),
-        "edge_types must be a tensor of int64, int32, int16, int8, uint8; got torch.float32.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES, num_nodes=1, names=["a", "b"]),
-        "edge_index must be at least 0 and less than 1; got 1. Check num_nodes.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES, num_nodes=2, names=["a"]),
-        "edge_types must be at least 0 and less than 1; got 1. Give each type a name.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES, num_nodes=2, names=["a", "b"]),
-        "edge_types must be one type for a pair; got [0, 1] from 0 to 1. Keep one, or make a type of both.",
-    ),
-    (
-        lambda: edge_relations(EDGES, TYPES.to("meta"), num_nodes=2, names=["a", "b"]),
-        "edge_types must be on the device of edge_index = cpu; got meta. Move it with .to().",
-    ),
-    (
-        lambda: combine_relations(tree_relations(PARENTS), distance_relations(3, max_distance=1)),
-        "second must have labels that broadcast with those of first = [7, 7]; got [3, 3]. Label",
-    ),
-    (
-        lambda: combine_relations(tree_relations(PARENTS), tree_relations(PARENTS).labels),
-        "second must be Relations; got Tensor. Make them with a function of relpos.relations, or of labels",
-    ),
-    (
-        lambda: combine_relations(None, tree_relations(PARENTS)),
-        "first must be Relations; got NoneType. Make them with a function of relpos.relations, or of labels",
-    ),
-    (
-        lambda: stack_relations(tree_relations(PARENTS)),
-        "parts must be a list of Relations; got Relations. Make it a list.",
-    ),
-    (
-        lambda: stack_relations([tree_relations(PARENTS), PARENTS]),
-        "parts[1] must be Relations; got Tensor. Make them with a function of relpos.relations, or of labels",
-    ),
-    (lambda: stack_relations([]), "parts must hold at least 1 graph; got 0."),
-    (
-        lambda: stack_relations([tree_relations(PARENTS), distance_relations(3, max_distance=1)]),
-        "parts must have the same names = 7 labels of the first; got 3, or others. Label them alike.",
-    ),
-    (
-        lambda: stack_relations([tree_relations(PARENTS[None])]),
-        "parts must have labels [query, key]; got [1, 7, 7]. Concatenate batches.",
-    ),
-    (
-        lambda: Relations(torch.tensor([[0, 1]]), ("a",)),
-        "labels must be at least -1 and less than 1; got 1. Give each label a name.",
-    ),
-    (
-        lambda: Relations(torch.tensor([[0, 1]]), "ab"),
-        "names must be a tuple or list of strings; got str. Name each label.",
-    ),
-    (
-        lambda: Relations(torch.tensor([[0, 1]]), 2),
-        "names must be a tuple or list of strings; got int. Name each label.",
-    ),
-    (
-        lambda: Relations(torch.tensor([[0, 1]]), ("a", 1)),
-        "names must be strings; got int. Say in words what each label means.",
-    ),
-    (
-        lambda: Relations(torch.tensor([[0, 1]]), ("a", "b", "a")),
-        "names must be different; got 'a' for two labels. Rename one.",
-    ),
-    (
-        lambda: Relations(torch.tensor([0]), ("a",)),
-        "labels must have at least 2 dimensions, [..., query, key]; got [1]. Give a label for each pair.",
-    ),
-]
+TREE, PAIR = tree_relations(PARENTS), torch.tensor([[0, 1]])
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSALS, ids=[message[:40] for _, message in REFUSALS])
-def test_what_is_wrong_is_refused_by_name(call, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        call()
+def edges(edge_index=EDGES, edge_types=TYPES, num_nodes=2, names=("a", "b"), **more) -> Relations:
+    return edge_relations(edge_index, edge_types, num_nodes=num_nodes, names=names, **more)
+
+
+REFUSALS = {  # argument -> calls, and what each must say
+    "num_queries": [
+        (lambda: distance_relations(-1, max_distance=1), (0, -1)),
+        (lambda: distance_relations(2.0, max_distance=1), ("integer", "float")),
+    ],
+    "num_keys": [(lambda: distance_relations(2, -3, max_distance=1), (0, -3))],
+    "query_start": [
+        (lambda: distance_relations(2, max_distance=1, query_start=torch.tensor([1])), ("Tensor",)),
+        (lambda: distance_relations(2, max_distance=1, query_start=2**62 + 1), ("2**62", 2**62 + 1)),
+        (lambda: distance_relations(2, max_distance=1, query_start=-(2**64)), ("2**62", -(2**64))),
+    ],
+    "max_distance": [
+        (lambda: distance_relations(2, max_distance=-1), (0, -1, "tokens")),
+        (lambda: distance_relations(2, max_distance=None), ("left, right", None)),
+        (lambda: grid_relations(1, 2, max_distance=(1, -1)), (0, (1, -1), "cells")),
+        (lambda: grid_relations(1, 2, max_distance=(1, 2, 3)), ("k_h, k_w", (1, 2, 3))),
+    ],
+    "max_steps": [
+        (lambda: tree_path_relations(PARENTS, max_steps=(1, True)), ("max_up, max_down", (1, True))),
+        (lambda: tree_path_relations(PARENTS, max_steps=-1), (0, -1, "edges")),
+    ],
+    "dtype": [
+        (lambda: distance_relations(2, max_distance=1, dtype=torch.uint8), ("int64, int32, int16 or int8",)),
+        (lambda: distance_relations(2, max_distance=100, dtype=torch.int8), (200, torch.int8, 127)),
+    ],
+    "height": [(lambda: grid_relations(-1, 2, max_distance=1), (0, -1))],
+    "width": [(lambda: grid_relations(1, -2, max_distance=1), (0, -2))],
+    "parents": [
+        (lambda: tree_relations([0]), ("list",)),
+        (lambda: tree_relations(torch.zeros(2)), ("int64", torch.float32)),
+        (lambda: tree_relations(torch.zeros(1, 1, 1, dtype=torch.long)), ("[batch, tokens]", [1, 1, 1])),
+        (lambda: tree_relations(torch.tensor([-1, 2])), (-1, 2)),
+        (lambda: tree_relations(torch.tensor([-2, 0])), (-1, -2)),
+        (lambda: tree_relations(torch.tensor([[2, 0, 0]]), lengths=torch.tensor([2])), (-1, 2)),
+        (lambda: tree_relations(torch.tensor([-1, 2, 1])), ("a cycle",)),
+        (lambda: tree_path_relations(torch.tensor([0]), max_steps=1), ("a cycle through token 0",)),
+    ],
+    "lengths": [
+        (lambda: tree_relations(PARENTS, lengths=torch.tensor([7])), ([7], [1])),
+        (lambda: tree_relations(PARENTS[None], lengths=torch.tensor([8])), (0, "less than 8", "got 8")),
+    ],
+    "edge_index": [
+        (lambda: edges(EDGES.T.reshape(4)), ("[2, edges]", [4])),
+        (lambda: edges(torch.zeros(3, 2).long()), ("[2, edges]", [3, 2], "Transpose")),
+        (lambda: edges(num_nodes=1), (0, "less than 1", "got 1")),
+    ],
+    "num_nodes": [(lambda: edges(num_nodes=-2), (0, -2))],
+    "edge_types": [
+        (lambda: edges(edge_types=TYPES[:1]), ([2], [1])),
+        (lambda: edges(edge_types=TYPES.float()), ("int64", torch.float32)),
+        (lambda: edges(names=["a"]), (0, "less than 1", "got 1")),
+        (edges, ("one type", [0, 1], "from 0 to 1")),
+        (lambda: edges(edge_types=TYPES.to("meta")), ("cpu", "meta")),
+    ],
+    "names": [
+        (lambda: edges(names="ab"), ("str",)),
+        (lambda: edges(EDGES[:, :1], TYPES[:1], names=["a"], elsewhere="a"), ("different", "'a'")),
+        (lambda: Relations(PAIR, "ab"), ("str",)),
+        (lambda: Relations(PAIR, 2), ("int",)),
+        (lambda: Relations(PAIR, ("a", 1)), ("strings", "int")),
+        (lambda: Relations(PAIR, ("a", "b", "a")), ("different", "'a'")),
+    ],
+    "first": [(lambda: combine_relations(None, TREE), ("Relations", "NoneType"))],
+    "second": [
+        (lambda: combine_relations(TREE, distance_relations(3, max_distance=1)), ([7, 7], [3, 3])),
+        (lambda: combine_relations(TREE, TREE.labels), ("Relations", "Tensor")),
+    ],
+    "parts": [
+        (lambda: stack_relations(TREE), ("list", "Relations")),
+        (lambda: stack_relations([]), (1, 0)),
+        (lambda: stack_relations([TREE, distance_relations(3, max_distance=1)]), (7, 3)),
+        (lambda: stack_relations([tree_relations(PARENTS[None])]), ("[query, key]", [1, 7, 7])),
+    ],
+    "parts[1]": [(lambda: stack_relations([TREE, PARENTS]), ("Relations", "Tensor"))],
+    "labels": [
+        (lambda: Relations(PAIR, ("a",)), (-1, "less than 1", "got 1")),
+        (lambda: Relations(torch.tensor([0]), ("a",)), (2, [1])),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_wrong_is_refused_by_name_and_numbers(name: str) -> None:
+    for call, said in REFUSALS[name]:
+        refuses(call, (ValueError, TypeError), name, said)
 
 
 def test_code_of_the_page_on_relations_runs_and_prints_what_it_says(

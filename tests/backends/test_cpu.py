@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from conformance.cases import CASES, TENSORS, Case, attend, case, make, operator_arguments, outcome
 from relpos import explain_backends, relation_attention, relative_attention
@@ -134,7 +135,7 @@ def test_gradients_that_come_in_any_layout_are_read_right(pulled: str) -> None:
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("attention", [relative_attention, relation_attention])
 def test_one_compiled_graph_serves_lengths_that_change_forward_and_backward(attention) -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attention, backend=counter, fullgraph=True)
     for n in (5, 9, 64, 65, 130, 40):
         labels = {"relations": "pairs"} if attention is relation_attention else {"is_causal": True}
@@ -173,25 +174,6 @@ def test_inductor_lays_out_what_the_kernel_gives_and_takes(
             strict=True,
         ):
             torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("name", ["mask, lengths and causal", "grouped heads", "relations for batch"])
-def test_checkpoints_give_the_same_gradients(name: str, use_reentrant: bool) -> None:
-    arguments = make(case(name))
-    truth = outcome(*attend("cpu", arguments), arguments)
-    again = torch.utils.checkpoint.checkpoint(
-        lambda *tensors: attend("cpu", arguments | dict(zip(TENSORS, tensors, strict=True))),
-        *(arguments[x] for x in TENSORS),
-        use_reentrant=use_reentrant,
-    )
-    leaves = [arguments[x] for x in TENSORS]
-    for x in leaves:
-        x.grad = None
-    generator = torch.Generator().manual_seed(3155)  # as in `outcome`
-    torch.autograd.backward(again, [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in again])
-    for name, x in zip(TENSORS, leaves, strict=True):
-        torch.testing.assert_close(x.grad, truth[f"grad of {name}"])
 
 
 @pytest.mark.parametrize("name", ["per head", "grouped heads, a start each", "relations for batch", "no key"])

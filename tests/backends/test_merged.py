@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from conformance.cases import (
     CASES,
-    TENSORS,
     Case,
     attend,
     case,
@@ -212,23 +211,6 @@ def test_heads_as_modules_lay_them_out_serve_bands_of_any_width(
         outcomes.append((out, *grads))
     for found, truth in zip(*outcomes, strict=True):
         torch.testing.assert_close(found, truth, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoints_give_the_same_gradients(use_reentrant: bool) -> None:
-    arguments = make(case("length 63, causal"))
-    leaves = [arguments[name] for name in TENSORS]
-
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return relative_attention(**arguments | dict(zip(TENSORS, tensors, strict=True)), backend="merged")
-
-    truth = torch.autograd.grad(run(*leaves).square().sum(), leaves)
-    out = torch.utils.checkpoint.checkpoint(run, *leaves, use_reentrant=use_reentrant)
-    for x in leaves:
-        x.grad = None
-    out.square().sum().backward()
-    for x, grad in zip(leaves, truth, strict=True):
-        torch.testing.assert_close(x.grad, grad)
 
 
 def long_arguments(length: int = 1024) -> tuple[torch.Tensor, ...]:

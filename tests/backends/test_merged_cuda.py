@@ -15,7 +15,7 @@ from torch import Tensor
 from conformance.cases import CASES, Case, attend, case, detached, make, outcome, plain_attention
 from conformance.test_backends import LOW_PRECISION_CASES
 from relpos import relative_attention
-from relpos.backends.merged import far, partition, sdpa
+from relpos.backends.merged import far, sdpa
 
 # what merged takes on CUDA: no masks, no labels
 TAKEN = [x for x in CASES if x.mask is None and x.relations is None]
@@ -76,30 +76,6 @@ def test_every_case_equals_the_reference_in_double_precision(
     found = outcome(*attend("merged", arguments), arguments)
     truth = outcome(*attend("reference", arguments), arguments)
     assert_same(found, truth, 1e-10)
-
-
-@pytest.mark.parametrize("queries", [1, 3, 40])
-@pytest.mark.parametrize("kernel", ["FLASH", "EFFICIENT"])
-def test_pieces_of_any_size_equal_the_reference(
-    kernel: str, queries: int, as_on_cuda: Callable[..., Operators], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_on_cuda(Operators((torch.float64,)), {torch.float64: getattr(sdpa, kernel)})
-    monkeypatch.setattr(partition, "_QUERIES", queries)
-    monkeypatch.setattr(partition, "_SCRATCH", 1)
-    for name in ("length 63", "length 63, causal", "length 257, key lengths", "grouped heads, a start each"):
-        arguments = make(case(name))
-        found = outcome(*attend("merged", arguments), arguments)
-        assert_same(found, outcome(*attend("reference", arguments), arguments), 1e-10)
-
-
-@pytest.mark.parametrize("case", TAKEN, ids=str)
-def test_every_case_equals_the_reference_in_float32(case: Case, as_on_cuda: Callable[..., Operators]) -> None:
-    operators = as_on_cuda(Operators(), KERNELS_OF_CUDA)
-    arguments = detached(make(case), torch.float32)
-    true_arguments = detached(arguments, torch.float64)
-    found = outcome(*attend("merged", arguments), arguments)
-    assert_same(found, outcome(*attend("reference", true_arguments), true_arguments), 2e-5)
-    assert set(operators.calls) <= {"efficient", "efficient_backward"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from relpos.nn import (
     KeyValueCache,
     RelativeMultiheadAttention,
-    RelativeTransformerDecoderLayer,
-    RelativeTransformerEncoderLayer,
 )
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
@@ -167,18 +165,6 @@ def test_a_bool_mask_beside_a_float_mask_hides_and_adds() -> None:
 
 
 @modes
-def test_zero_tables_equal_none(mode) -> None:
-    ours, plain, x = module(**MODES[mode]), module(), draw(BATCH, KEYS, WIDTH)
-    tables = {name for name, _ in ours.named_parameters() if name.startswith("relative_position_")}
-    with torch.no_grad():
-        for name in tables:
-            getattr(ours, name).zero_()
-    plain.load_state_dict({name: x for name, x in ours.state_dict().items() if name not in tables})
-    for found, true in zip(ours(x, x, x), plain(x, x, x), strict=True):
-        torch.testing.assert_close(found, true, atol=1e-12, rtol=1e-12)
-
-
-@modes
 def test_module_equals_its_formula_written_out(mode) -> None:
     ours, x = module(**MODES[mode]), draw(BATCH, KEYS, WIDTH)
     q, k, v = (
@@ -234,24 +220,13 @@ def test_what_a_mode_does_not_use_does_not_exist(settings, present) -> None:
 
 
 @modes
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("length", [1, 6])
-def test_every_parameter_gets_a_gradient(mode, is_causal, length) -> None:
-    ours, x = module(**MODES[mode]), draw(BATCH, length, WIDTH)
-    ours(x, x, x, need_weights=False, is_causal=is_causal)[0].square().sum().backward()
-    for name, parameter in ours.named_parameters():
-        assert parameter.grad is not None, f"{name} has no gradient"
-        assert parameter.grad.isfinite().all(), name
-
-
-@modes
-def test_what_comes_after_a_token_gets_no_gradient_from_it(mode) -> None:
-    ours, x = module(**MODES[mode]), draw(1, 6, WIDTH).requires_grad_()
-    out, _ = ours(x, x, x, need_weights=False, is_causal=True)
-    for t in range(6):
-        (grad,) = torch.autograd.grad(out[:, t].sum(), x, retain_graph=True)
-        assert (grad[:, t + 1 :] == 0).all()
-        assert (grad[:, t] != 0).any()
+def test_what_padding_holds_changes_nothing(mode) -> None:
+    ours, x = module(**MODES[mode]), draw(BATCH, KEYS, WIDTH)
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[0, 4:] = True
+    other = x.masked_fill(padding[..., None], 1e6)
+    found, true = (ours(y, y, y, padding)[0][~padding] for y in (other, x))
+    torch.testing.assert_close(found, true, atol=1e-12, rtol=1e-12)
 
 
 @modes
@@ -265,23 +240,6 @@ def test_a_row_of_padding_alone_gives_finite_outputs_and_gradients(mode) -> None
     assert (weights[1] == 0).all()
     assert x.grad.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
-
-
-def test_keys_one_after_and_one_before_are_told_apart() -> None:
-    ours, x = module(max_distance=1), draw(1, KEYS, WIDTH)
-    with torch.no_grad():
-        ours.in_proj_weight.zero_()
-        ours.in_proj_bias.zero_()
-        ours.in_proj_bias[:WIDTH] = 1.0
-        ours.relative_position_keys.zero_()
-        ours.relative_position_keys[2] = 50.0  # key minus query = 1 or more
-    _, weights = ours(x, x, x)
-    future = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
-    has_future = future.any(-1)
-    torch.testing.assert_close(
-        weights[0].masked_fill(~future, 0)[has_future].sum(-1), torch.ones(KEYS - 1).double()
-    )
-    assert (weights[0][has_future][~future[has_future]] < 1e-6).all()
 
 
 @modes
@@ -325,20 +283,16 @@ def test_dropout_acts_while_training_only_and_never_on_the_weights_returned() ->
     torch.testing.assert_close(true_weights.sum(-1), torch.ones(BATCH, KEYS).double())
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_relative_layers_give_their_attention_one_tensor(batch_first) -> None:
-    sizes = {"d_model": WIDTH, "nhead": HEADS, "max_distance": 2, "batch_first": batch_first}
-    x = draw(BATCH, KEYS, WIDTH).float()
-    for norm_first in (True, False):
-        encoder = RelativeTransformerEncoderLayer(**sizes, norm_first=norm_first)
-        decoder = RelativeTransformerDecoderLayer(**sizes, norm_first=norm_first)
-        assert decoder(x, encoder(x)).isfinite().all()
-
-
 @pytest.mark.parametrize(("width", "heads"), [(16, 3), (4, 8)])
 def test_heads_that_do_not_divide_the_width_are_refused(width, heads) -> None:
     with pytest.raises(ValueError, match=rf"^num_heads must divide embed_dim = {width}; got {heads}\."):
         RelativeMultiheadAttention(width, heads, max_distance=2)
+
+
+@pytest.mark.parametrize("heads", [0, -4])
+def test_no_head_at_all_is_refused(heads) -> None:
+    with pytest.raises(ValueError, match=rf"^num_heads must be at least 1; got {heads}\."):
+        RelativeMultiheadAttention(16, heads, max_distance=2)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -149,15 +149,6 @@ def test_memory_is_projected_once(monkeypatch) -> None:
     assert len(counted.tokens) == 1 + 2 * 4  # the memory, and each step's query and output
 
 
-def test_reordered_memory_goes_with_its_rows() -> None:
-    ours, memory, cache = attention(), draw(BATCH, 7, WIDTH, seed=2), KeyValueCache(is_memory=True)
-    step, rows = draw(BATCH, 1, WIDTH), torch.tensor([1, 1, 2])
-    ours(step, memory, memory, cache=cache)
-    cache.reorder(rows)
-    found, _ = ours(step, memory, memory, cache=cache)
-    torch.testing.assert_close(found, ours(step, memory[rows], memory[rows])[0], atol=1e-12, rtol=1e-12)
-
-
 def test_a_memory_that_was_projected_is_not_read_again_whatever_its_batch() -> None:
     ours, memory, cache = attention(), draw(BATCH, 7, WIDTH, seed=2), KeyValueCache(is_memory=True)
     step, rows = draw(BATCH, 1, WIDTH), torch.arange(BATCH).repeat_interleave(2)

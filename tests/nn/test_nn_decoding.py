@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relpos.nn import RelativeTransformer, RelativeTransformerDecoder, RelativeTransformerEncoder
+from relpos.nn import RelativeTransformer
 
 pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
@@ -46,10 +46,6 @@ class Translator(nn.Module):
             self.tokens(target), memory, tgt_is_causal=True, caches=caches, memory_caches=memory_caches
         )
         return self.scores(states)
-
-
-def words(batch: int, length: int, seed: int = 1) -> Tensor:
-    return torch.randint(1, WORDS, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def counting(starts: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,80 +103,3 @@ def test_trained_then_beam_searched_with_any_cache_the_tokens_are_the_same(setti
     assert torch.equal(found["growing"], found["none"])
     assert torch.equal(found["static"], found["none"])
     assert torch.equal(found["none"], target)
-
-
-@pytest.mark.parametrize("capacity", [None, LENGTH])
-def test_a_forced_prefix_gives_the_scores_of_teacher_forcing(capacity) -> None:
-    model = Translator(max_distance=2).eval()
-    source, target = words(BATCH, LENGTH), words(BATCH, LENGTH, seed=2)
-    with torch.no_grad():
-        true, memory = model(source, target), model.encode(source)
-        caches, memory_caches = model.core.decoder.make_caches(
-            batch=None if capacity is None else BATCH, capacity=capacity
-        )
-        prefix, rest = target[:, :4], target[:, 4:]
-        found = [model.decode(part, memory, caches, memory_caches) for part in (prefix, *rest.split(1, 1))]
-    torch.testing.assert_close(torch.cat(found, 1), true, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("capacity", [None, LENGTH])
-def test_a_step_of_a_decoder_projects_one_token_in_each_layer(capacity, monkeypatch) -> None:
-    decoder = Translator(max_distance=2).eval().core.decoder
-    assert isinstance(decoder, RelativeTransformerDecoder)
-    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    linear, seen = F.linear, []
-
-    def counted(given: Tensor, *arguments) -> Tensor:
-        seen.append(given.shape[:-1].numel())
-        return linear(given, *arguments)
-
-    with torch.no_grad():
-        caches, memory_caches = decoder.make_caches(
-            batch=None if capacity is None else BATCH, capacity=capacity
-        )
-        options = {"tgt_is_causal": True, "caches": caches, "memory_caches": memory_caches}
-        decoder(x[:, :6], x, **options)
-        monkeypatch.setattr(F, "linear", counted)
-        decoder(x[:, 6:7], x, **options)
-    # q, k and v at once, out, q of the memory, out, and two of the feed-forward network
-    assert seen == [BATCH] * 6 * LAYERS
-
-
-def banded(rows: int, keys: int, first: int, left: int) -> Tensor:
-    """True where a key is hidden: after its query, or more than `left` before; queries begin at `first`."""
-    distance = torch.arange(keys) - (first + torch.arange(rows))[:, None]
-    return (distance > 0) | (distance < -left)
-
-
-def encoder() -> RelativeTransformerEncoder:
-    made = Translator(max_distance=(3, 1)).eval().core.encoder
-    assert isinstance(made, RelativeTransformerEncoder)
-    return made
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 5])
-@pytest.mark.parametrize("capacity", [None, 20])
-def test_an_encoder_fed_in_chunks_with_caches_equals_one_pass_under_a_band(chunk, capacity) -> None:
-    ours, left, n = encoder(), 4, 15
-    x = torch.randn(BATCH, n, WIDTH, dtype=torch.float64)
-    true, found, start = ours(x, banded(n, n, 0, left)), [], 0
-    with torch.no_grad():
-        caches = ours.make_caches(batch=None if capacity is None else BATCH, capacity=capacity)
-        for part in x.split(chunk, 1):
-            size = part.shape[1]
-            found.append(ours(part, banded(size, start + size, start, left), caches=caches))
-            start += size
-    torch.testing.assert_close(torch.cat(found, 1), true, atol=1e-10, rtol=1e-10)
-
-
-def test_an_encoder_fed_chunks_beside_their_left_context_equals_one_pass_under_a_band() -> None:
-    ours, left, n, chunk = encoder(), 2, 15, 3
-    x = torch.randn(BATCH, n, WIDTH, dtype=torch.float64)
-    true = ours(x, banded(n, n, 0, left))
-    for start in range(0, n, chunk):
-        # each layer looks `left` tokens further back; where the piece begins does not matter
-        first = max(0, start - left * LAYERS)
-        piece = x[:, first : start + chunk]
-        size = piece.shape[1]
-        found = ours(piece, banded(size, size, 0, left))[:, start - first :]
-        torch.testing.assert_close(found, true[:, start : start + chunk], atol=1e-10, rtol=1e-10)

@@ -25,63 +25,6 @@ def randomised(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def padding(length: int) -> Tensor:
-    hidden = torch.zeros(BATCH, length, dtype=torch.bool)
-    hidden[1, length - 2 :] = True
-    return hidden
-
-
-def causal(length: int) -> Tensor:
-    return torch.ones(length, length, dtype=torch.bool).triu(1)
-
-
-OPTIONS = SIZES | {"dropout": 0.3, "layer_norm_eps": 1e-3, "batch_first": True}
-
-
-# other options, and gradients: test_nn_loading.py
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_encoder_layer_without_tables_equals_torch(norm_first) -> None:
-    theirs = randomised(nn.TransformerEncoderLayer(**OPTIONS, norm_first=norm_first)).eval()
-    ours = RelativeTransformerEncoderLayer(**OPTIONS, norm_first=norm_first, max_distance=None).eval()
-    ours.load_state_dict(theirs.state_dict())
-    src, hidden = draw(BATCH, SOURCE, WIDTH), padding(SOURCE)
-    true = theirs(src, causal(SOURCE), hidden)
-    # torch zeroes the outputs at padding
-    for found in (ours(src, None, hidden, is_causal=True), ours(src, causal(SOURCE), hidden)):
-        torch.testing.assert_close(found[~hidden], true[~hidden], atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_decoder_layer_without_tables_equals_torch(norm_first) -> None:
-    theirs = randomised(nn.TransformerDecoderLayer(**OPTIONS, norm_first=norm_first)).eval()
-    ours = RelativeTransformerDecoderLayer(**OPTIONS, norm_first=norm_first, max_distance=None).eval()
-    ours.load_state_dict(theirs.state_dict())
-    tgt, memory = draw(BATCH, TARGET, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=2)
-    masks = {"tgt_key_padding_mask": padding(TARGET), "memory_key_padding_mask": padding(SOURCE)}
-    memory_mask = torch.zeros(TARGET, SOURCE, dtype=torch.bool)
-    memory_mask[2, 1:3] = True
-    true = theirs(tgt, memory, causal(TARGET), memory_mask, **masks)
-    found = ours(tgt, memory, None, memory_mask, **masks, tgt_is_causal=True)
-    torch.testing.assert_close(found, true, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("is_decoder", [True, False])
-def test_relative_positions_are_in_self_attention_alone(is_decoder) -> None:
-    kind = RelativeTransformerDecoderLayer if is_decoder else RelativeTransformerEncoderLayer
-    tables = [name for name, _ in kind(**SIZES, max_distance=(3, 1)).named_parameters() if "relative" in name]
-    assert tables == ["self_attn.relative_position_keys", "self_attn.relative_position_values"]
-
-
-def test_without_positions_permuting_the_tokens_permutes_the_output_and_with_them_it_does_not() -> None:
-    x, order = draw(1, SOURCE, WIDTH), torch.tensor([3, 0, 5, 1, 2, 4])
-    for max_distance, is_equivariant in ((None, True), (2, False)):
-        made = RelativeTransformerEncoderLayer(**SIZES, batch_first=True, max_distance=max_distance)
-        layer = randomised(made).eval()
-        assert torch.allclose(layer(x[:, order]), layer(x)[:, order], atol=1e-10) is is_equivariant
-
-
 def test_moving_a_sentence_to_the_right_changes_nothing_but_its_place() -> None:
     layer = randomised(RelativeTransformerEncoderLayer(**SIZES, max_distance=2, batch_first=True)).eval()
     x = draw(1, SOURCE, WIDTH)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nan_in_fresh_memory")
 
 WIDTH, HEADS, INNER, BATCH, TARGET, SOURCE, LAYERS = 16, 2, 24, 2, 5, 6, 2
 RELATIVE = {"max_distance": (3, 1)}
-SIZES = {"dim_feedforward": INNER, "dropout": 0.0, "dtype": torch.float64}
+SIZES = {"dim_feedforward": INNER, "dropout": 0.0, "layer_norm_eps": 1e-3, "dtype": torch.float64}
 
 
 def draw(*shape: int, seed: int = 1) -> Tensor:
@@ -207,18 +207,6 @@ def test_so_it_is_without_biases(pair) -> None:
 def test_so_it_is_with_one_sequence_that_is_no_batch(pair, kind, batch_first) -> None:
     theirs, ours = loaded(pair, batch_first=batch_first)
     assert_same(pair, theirs, ours, *arguments(pair, batch_first, kind, is_batch=False))
-
-
-@quiet
-@pairs
-def test_so_it_is_in_evaluation_too(pair) -> None:
-    theirs, ours = loaded(pair, batch_first=True)
-    inputs, masks = arguments(pair, True, "float")
-    with torch.no_grad():
-        found, true = (module.eval()(*inputs, **masks) for module in (ours, theirs))
-    if pair == "attention":
-        found, true = found[0], true[0]
-    torch.testing.assert_close(found, true, atol=1e-10, rtol=1e-10)
 
 
 @quiet

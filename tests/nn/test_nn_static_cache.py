@@ -95,7 +95,7 @@ def test_masks_may_count_what_is_held_or_the_capacity(mode, counted, kind) -> No
         torch.testing.assert_close(weights, true_weights[:, start:stop, :stop], atol=1e-10, rtol=1e-10)
 
 
-@modes
+@pytest.mark.parametrize("mode", ["none", "left over right", "per head"])
 def test_ten_compiled_steps_compile_once_and_equal_one_pass(mode, counter) -> None:
     ours, x = attention(**MODES[mode]), draw(BATCH, LENGTH, WIDTH)
     padding = torch.zeros(BATCH, CAPACITY, dtype=torch.bool)

@@ -181,18 +181,6 @@ def test_checkpointed_layers_give_the_same_outputs_and_gradients(mode, dropout) 
     torch.testing.assert_close(grads[1], grads[0], atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("mode", "training"), [("none", False), ("both", True), ("per head", False)])
-def test_an_encoder_compiles_whole_and_not_for_each_length(mode, training, counter) -> None:
-    ours = encoder(dtype=torch.float64, **MODES[mode]).train(training)
-    compiled = torch.compile(ours, backend=counter, fullgraph=True)
-    for n in range(3, 7):
-        x, padding = draw(BATCH, n, WIDTH).double(), torch.zeros(BATCH, n, dtype=torch.bool)
-        padding[1, n - 1] = True
-        found, true = (run(x, src_key_padding_mask=padding) for run in (compiled, ours))
-        torch.testing.assert_close(found, true, atol=1e-10, rtol=1e-10)
-    assert counter.frame_count <= 2
-
-
 def test_a_decoder_compiles_a_step_once_and_the_memory_once(counter) -> None:
     ours = transformer(dtype=torch.float64, max_distance=2).eval().decoder
     assert isinstance(ours, RelativeTransformerDecoder)
