@@ -130,7 +130,7 @@ def test_repeated_runs_of_a_variant_are_numbered() -> None:
     assert variant_names(results) == ["relative", "none", "relative (2)", "unnamed"]
 
 
-def test_report_holds_every_part(tmp_path: Path) -> None:
+def test_report_holds_every_part(tmp_path) -> None:
     results = [_result("relative", exact=0.9, bleu=80.0, far=0.5), _result("none", exact=0.3, far=0.0)]
     page = _page(tmp_path, json.loads(json.dumps(results)), title="At work", pictures=[number_line_picture()])
     for words in (
@@ -148,7 +148,7 @@ def test_report_holds_every_part(tmp_path: Path) -> None:
     assert page.count("<img ") == 3
 
 
-def test_report_escapes_all_text(tmp_path: Path) -> None:
+def test_report_escapes_all_text(tmp_path) -> None:
     evil = "<script>alert('x')</script>"
     result = _result("relative", bleu=1.0, far=0.1)
     result |= {"title": evil, "length_unit": evil, "variant": evil, "task": evil}
@@ -159,7 +159,7 @@ def test_report_escapes_all_text(tmp_path: Path) -> None:
     assert page.count("&lt;script&gt;") > 8
 
 
-def test_report_fetches_nothing(tmp_path: Path) -> None:
+def test_report_fetches_nothing(tmp_path) -> None:
     page = _page(tmp_path, [_result("relative", far=0.2)], title="t", pictures=[number_line_picture()])
     addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert len(addresses) > 3
@@ -168,7 +168,7 @@ def test_report_fetches_nothing(tmp_path: Path) -> None:
     assert "@import" not in page
 
 
-def test_report_is_well_formed(tmp_path: Path) -> None:
+def test_report_is_well_formed(tmp_path) -> None:
     class Nesting(HTMLParser):
         open_tags: list[str] = []  # noqa: RUF012
 
@@ -195,20 +195,20 @@ def test_report_is_well_formed(tmp_path: Path) -> None:
         [{"task": "t", "variant": "a", "buckets": [{"shortest": 1, "longest": 2}], "history": [{"step": 1}]}],
     ],
 )
-def test_missing_fields_do_not_break_it(tmp_path: Path, results: list[dict]) -> None:
+def test_missing_fields_do_not_break_it(tmp_path, results) -> None:
     page = _page(tmp_path, results, title="t")
     assert "</html>" in page
     assert "None" not in page
     assert "nan" not in re.sub(r'"data:[^"]*"', "", page)
 
 
-def test_report_is_the_same_for_the_same_results(tmp_path: Path) -> None:
+def test_report_is_the_same_for_the_same_results(tmp_path) -> None:
     results = [_result("relative", far=0.2)]
     pages = [_page(tmp_path, results, title="t", pictures=[number_line_picture()]) for _ in range(2)]
     assert pages[0] == pages[1]
 
 
-def test_an_old_report_survives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_report_survives_a_failure(tmp_path, monkeypatch) -> None:
     path = write_report(tmp_path / "new folder" / "report.html", [], title="old")
 
     def fail(self: Path, target: Path) -> None:

@@ -53,7 +53,7 @@ def trainer(request: pytest.FixtureRequest, tmp_path: Path, small_values: dict[s
 
 
 @pytest.mark.parametrize("trainer", ["wide vocabulary", "deep decoder"], indirect=True)
-def test_validation_holds_no_more_memory_than_a_training_step(trainer: RelposTrainer) -> None:
+def test_validation_holds_no_more_memory_than_a_training_step(trainer) -> None:
     batches = list(trainer.get_train_dataloader())
     largest = max(batches, key=lambda batch: batch["labels"].numel())
 
@@ -70,9 +70,7 @@ def test_validation_holds_no_more_memory_than_a_training_step(trainer: RelposTra
 
 
 @pytest.mark.parametrize("trainer", ["wide vocabulary"], indirect=True)
-def test_validation_reads_each_source_once_for_its_loss_and_once_to_translate(
-    trainer: RelposTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_reads_each_source_once_for_its_loss_and_once_to_translate(trainer, monkeypatch) -> None:
     searches: list[Search] = []
     translate = Translator.translate
 

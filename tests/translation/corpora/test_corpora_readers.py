@@ -102,11 +102,6 @@ def test_a_line_too_long_is_told_with_file_and_line(tmp_path, failure):
     assert failure(files=files).startswith(f"{files[0]}: line 1 has more than 4,194,304 bytes;")
 
 
-def test_a_last_line_without_end_counts(tmp_path, read):
-    files = _write(tmp_path / "en", "one\ntwo"), _write(tmp_path / "de", "eins\nzwei\n")
-    assert read(files=files) == [("one", "eins"), ("two", "zwei")]
-
-
 def test_limit_reads_the_first_pairs(tmp_path, read):
     path = _write(tmp_path / "a.tsv", "a\tb\nc\td\ne\tf\n")
     assert read(tsv=path, limit=2) == [("a", "b"), ("c", "d")]
@@ -192,11 +187,6 @@ def test_unequal_files_are_told_with_both_counts(tmp_path, failure, source, targ
         f"{files[0]} has {source} lines and {files[1]} has {target}; line-aligned files need equally many"
     )
     assert failure(files=files).startswith(message)
-
-
-def test_wrong_encoding_is_told_with_line_and_byte(tmp_path, failure):
-    path = _write(tmp_path / "a.tsv", b"\xef\xbb\xbfone\teins\nfive\tf\xfcnf\n")
-    assert f"{path} is not UTF-8: line 2 has byte 0xfc at byte offset {3 + 9 + 6};" in failure(tsv=path)
 
 
 def test_utf16_is_told_by_name(tmp_path, failure):
