@@ -77,22 +77,14 @@ def test_exact_is_a_share_and_white_space_at_the_ends_does_not_count() -> None:
     assert score(["a b", " c ", "x", "y"], ["a b", "c", "z", "z"]).exact == 0.5
 
 
-@pytest.mark.parametrize(
-    ("hypotheses", "references"), [(["a"], []), ([], []), (["a", "b"], ["a"]), ([], ["a"])]
-)
-def test_unequally_many_or_none_are_refused(hypotheses, references) -> None:
-    told = (
-        f"^hypotheses and references must be equally many and not none; got {len(hypotheses)} and "
-        rf"{len(references)}\.$"
-    )
-    with pytest.raises(ValueError, match=told):
-        score(hypotheses, references)
+@pytest.mark.parametrize(("many", "others"), [(1, 0), (0, 0), (2, 1), (0, 1)])
+def test_unequally_many_or_none_are_refused(many, others) -> None:
+    with pytest.raises(ValueError, match=rf"^hypotheses and references must .*; got {many} and {others}\.$"):
+        score(["a"] * many, ["a"] * others)
 
 
 def test_lengths_and_segments_must_be_equally_many() -> None:
-    with pytest.raises(
-        ValueError, match=r"^lengths, hypotheses and references must be equally many; got 2, 1 and 1\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^lengths, hypotheses and references must .*; got 2, 1 and 1\.$"):
         score_by_length([1, 2], ["a"], ["a"], (5,))
 
 

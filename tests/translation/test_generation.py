@@ -37,18 +37,9 @@ def copier() -> Translator:
     texts = sentences(400, 6, seed=1)
     tokenizer = train_tokenizer(texts, 290)
     torch.manual_seed(0)
-    config = RelposConfig(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        num_heads=2,
-        d_ff=64,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        relative_max_distance=4,
-    )
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "d_ff": 64}
+    no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    config = RelposConfig(vocab_size=len(tokenizer), **sizes, **no_dropout, relative_max_distance=4)
     model = RelposForConditionalGeneration(config).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     ids = tokenizer(texts).input_ids
@@ -76,9 +67,8 @@ def test_the_copier_copies(copier) -> None:
     assert len(set(copied)) > 20
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_hypotheses_come_in_the_order_of_the_texts(copier, beams) -> None:
-    search = Search(beams=beams)
+def test_hypotheses_come_in_the_order_of_the_texts(copier) -> None:
+    search = Search(beams=2)
     alone = [best(copier, [text], search)[0] for text in TEXTS]
     assert best(copier, TEXTS, search) == alone
     assert best(copier, TEXTS[::-1], search) == alone[::-1]
@@ -192,10 +182,7 @@ def test_long_lines_are_split_on_demand_and_others_stay_as_they_were(copier) -> 
 def test_a_line_that_would_take_for_ever_is_refused_unless_it_is_split(copier, monkeypatch) -> None:
     monkeypatch.setattr(generation, "MOST_SUBWORDS", 40)
     word = "a" * 2000
-    with pytest.raises(
-        InputError,
-        match=r"^line 2 \('a{40} \.\.\.'\) has \d+ subwords, and at most 40 are translated at once;",
-    ):
+    with pytest.raises(InputError, match=r"^line 2 \('a{40} \.\.\.'\) has \d+ subwords, and at most 40 "):
         copier.translate(["cat", word])
     (found,) = of_length(copier, 30).translate([word], Search(beams=1), split_long=True)
     assert found[0].text
@@ -207,9 +194,7 @@ def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
     small_recipe, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(preparation, "MOST_SUBWORDS", 3)
-    with pytest.raises(
-        InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are translated"
-    ):
+    with pytest.raises(InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are "):
         preparation.prepare(small_recipe(), tmp_path, lambda line: None)
 
 
@@ -220,10 +205,7 @@ def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
         ('He said: "Stop." Then (at 3.5 p.m.) it', ['He said: "Stop."', "Then (at 3.5 p.m.) it"]),
         ("Dr. Smith met Mr. X. at a.b?c=d e.g. here... now.", None),
         ("\u6211\u6765\u4e86\u3002\u4f60\u597d\uff01", ["\u6211\u6765\u4e86\u3002", "\u4f60\u597d\uff01"]),
-        (
-            "\u0935\u0939 \u0939\u0948\u0964 \u0939\u093e\u0901",
-            ["\u0935\u0939 \u0939\u0948\u0964", "\u0939\u093e\u0901"],
-        ),
+        ("\u0935\u0939\u0964 \u0939\u093e\u0901", ["\u0935\u0939\u0964", "\u0939\u093e\u0901"]),
         ("no end", None),
     ],
 )
@@ -271,7 +253,7 @@ def test_the_trained_length_is_read_from_the_recipe_beside_a_model(copier, tmp_p
         assert Translator.load(folder).trained_length == length
 
 
-@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}, {"beams": 4, "n_best": 3}])
+@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4, "n_best": 3}])
 def test_what_else_is_in_the_batch_does_not_matter(copier, search) -> None:
     found = [copier.translate(TEXTS, Search(**search, tokens_per_batch=budget)) for budget in (1, 64, 4096)]
     texts = [[[hypothesis.text for hypothesis in row] for row in rows] for rows in found]
@@ -317,16 +299,10 @@ def test_a_prefix_after_training_gives_what_the_model_says_when_teacher_forced(c
     (found,) = copier.translate([text], Search(beams=4), prefix=prefix)
     given = [1, *copier.tokenizer(prefix).input_ids[:-1]]
     source = torch.tensor([copier.tokenizer(text).input_ids])
+    greedy = {"num_beams": 1, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     with torch.no_grad():
-        out = copier.model.generate(
-            source,
-            decoder_input_ids=torch.tensor([given]),
-            max_new_tokens=20,
-            num_beams=1,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
+        forced = torch.tensor([given])
+        out = copier.model.generate(source, decoder_input_ids=forced, max_new_tokens=20, **greedy)
         true = copier.model(source, decoder_input_ids=out.sequences[:, :-1]).logits[0, len(given) - 1 :]
     torch.testing.assert_close(torch.cat(out.logits), true, atol=1e-4, rtol=1e-4)
     assert found[0].text == copier.tokenizer.decode(out.sequences[0], skip_special_tokens=True)
@@ -343,9 +319,8 @@ def test_without_scores_the_texts_are_the_same_and_the_source_is_read_once(copie
     finally:
         hook.remove()
     assert [[x.text for x in row] for row in found] == [[x.text for x in row] for row in scored]
-    assert {math.isnan(row[0].score) for row, text in zip(found, TEXTS, strict=True) if text.strip()} == {
-        True
-    }
+    scores = [row[0].score for row, text in zip(found, TEXTS, strict=True) if text.strip()]
+    assert all(map(math.isnan, scores))
     assert len(reads) - with_scores == with_scores // 2
 
 
@@ -389,7 +364,7 @@ def test_sampling_is_reproduced_by_torchs_seed_and_differs_without(copier) -> No
 
 
 def test_a_line_far_longer_than_training_is_translated(copier) -> None:
-    long = " ".join(sentences(40, 6, seed=3))
+    long = " ".join(sentences(15, 6, seed=3))
     (found,) = copier.translate([long], Search(beams=2))
     assert len(found[0].text) > 0
     assert found[0].score > -20
@@ -398,18 +373,14 @@ def test_a_line_far_longer_than_training_is_translated(copier) -> None:
 def runs_on(translator: Translator, max_positions: int, seed: int = 0) -> Translator:
     """A translator with so many learned positions, whose model has learned nothing and hardly ever ends."""
     torch.manual_seed(seed)
-    config = RelposConfig(
-        vocab_size=len(translator.tokenizer),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        num_heads=2,
-        d_ff=16,
-        absolute_positions="learned",
-        max_positions=max_positions,
-        relative_max_distance=None,
-        tie_word_embeddings=False,
-    )
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "d_ff": 16}
+    positions = {
+        "absolute_positions": "learned",
+        "max_positions": max_positions,
+        "relative_max_distance": None,
+    }
+    settings = {**sizes, **positions, "vocab_size": len(translator.tokenizer), "tie_word_embeddings": False}
+    config = RelposConfig(**settings)
     model = RelposForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.lm_head.weight[config.eos_token_id].zero_()
@@ -469,30 +440,22 @@ def test_a_prefix_that_fills_learned_positions_is_refused(copier) -> None:
     length = len(copier.tokenizer(prefix).input_ids)  # the start in the place of the end
     assert runs_on(copier, length).translate(["cat"], prefix=prefix)
     with pytest.raises(
-        InputError,
-        match=rf"^the prefix has {length - 1} subwords, and this model's learned positions leave room for "
-        rf"{length - 2}; shorten the prefix\.$",
+        InputError, match=rf"^the prefix has {length - 1} subwords, .* room for {length - 2};"
     ):
         runs_on(copier, length - 1).translate(["cat"], prefix=prefix)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_the_models_mode_is_restored_and_does_not_matter(copier, training) -> None:
-    expected = best(copier, TEXTS)
-    copier.model.train(training)
-    try:
-        assert best(copier, TEXTS) == expected
-        assert copier.model.training is training
-    finally:
-        copier.model.eval()
-
-
-def test_the_models_mode_is_restored_when_the_search_fails(copier, monkeypatch) -> None:
+def test_the_models_mode_does_not_matter_and_is_restored_also_when_the_search_fails(
+    copier, monkeypatch
+) -> None:
     def fail(**_unused) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(copier.model, "generate", fail)
+    expected = best(copier, TEXTS[:4])
     copier.model.train()
+    assert best(copier, TEXTS[:4]) == expected
+    assert copier.model.training
+    monkeypatch.setattr(copier.model, "generate", fail)
     try:
         with pytest.raises(RuntimeError, match="no memory"):
             copier.translate(["cat"])
@@ -511,14 +474,13 @@ def test_progress_counts_each_text_once(copier) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beams": 0}, "beams must be at least 1; got 0"),
-        ({"n_best": 0}, "n_best must be at least 1; got 0"),
-        ({"tokens_per_batch": 0}, "tokens_per_batch must be at least 1; got 0"),
+        *(
+            ({name: 0}, f"{name} must be at least 1; got 0")
+            for name in ("beams", "n_best", "tokens_per_batch")
+        ),
         ({"beams": 2, "n_best": 3}, "n_best must be at most beams = 2; got 3"),
         ({"sample": True, "temperature": 0.0}, "temperature must be from 0.001 to 1000; got 0.0"),
-        ({"temperature": -1.0}, "temperature must be from 0.001 to 1000; got -1.0"),
         ({"temperature": float("nan")}, "temperature must be from 0.001 to 1000; got nan"),
-        ({"temperature": 1e-40}, "temperature must be from 0.001 to 1000; got 1e-40"),
         ({"length_penalty": 1e308}, r"length_penalty must be from -5 to 5; got 1e\+308"),
         ({"length_penalty": float("nan")}, "length_penalty must be from -5 to 5; got nan"),
     ],
@@ -536,6 +498,6 @@ def test_a_saved_translator_loads_and_says_the_same(copier, tmp_path: Path) -> N
     copier.model.save_pretrained(tmp_path / "model")
     copier.tokenizer.save_pretrained(tmp_path / "model")
     for folder in (tmp_path, tmp_path / "model", str(tmp_path)):
-        assert Translator.load(folder).translate(TEXTS) == copier.translate(TEXTS)
+        assert Translator.load(folder).translate(TEXTS[:4]) == copier.translate(TEXTS[:4])
     with pytest.raises(InputError, match="no such folder"):
         Translator.load(tmp_path / "nowhere")

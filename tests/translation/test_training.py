@@ -9,17 +9,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import GenerationConfig
 
+from relpos.cli import run as relpos
 from relpos.translation.checkpoints import average_weights, is_sealed, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
 from relpos.translation.generation import Translator
-from relpos.translation.recipe import check_recipe
+from relpos.translation.recipe import check_recipe, load_recipe
 from relpos.translation.removal import SAVING
+from relpos.translation.trainer import RelposTrainer
 from relpos.translation.training import train
 
 Metrics = Callable[[Path, str], dict[int, float]]
@@ -82,30 +85,30 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 
 
 def test_interrupt_saves_the_state_and_exits_with_130(
-    small_file, small_recipe, tmp_path, metrics, command
+    small_file, small_recipe, tmp_path, metrics, monkeypatch, capsys
 ) -> None:
-    run = tmp_path / "run"
-    process = command("train", small_file(updates=100_000), "--out", run)
-    _wait_for_update(run, metrics, 6, process)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
+    run, step, steps = tmp_path / "run", RelposTrainer.training_step, iter(range(1, 100))
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(steps) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RelposTrainer, "training_step", interrupted)
+        assert relpos(["train", str(small_file(updates=100_000)), "--out", str(run)]) == 130
+    out, errors = capsys.readouterr()
     assert out == ""
-    assert "Traceback" not in errors
     assert "go on with --resume" in errors.splitlines()[-1]
-    stopped_at = int(sealed_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2])
-    assert stopped_at >= 6
-    train(small_recipe(updates=stopped_at + 2), run, resume=True)
-    train(small_recipe(updates=stopped_at + 2), tmp_path / "unbroken")
+    assert sealed_checkpoints(run / "checkpoints")[-1].name == "checkpoint-6"
+    train(small_recipe(updates=8), run, resume=True)
+    train(small_recipe(updates=8), tmp_path / "unbroken")
     assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
 
 
 def test_full_disk_leaves_the_last_good_checkpoint(small_file, tmp_path, command) -> None:
     run = tmp_path / "run"
-    recipe = small_file(updates=4)
-    process = command("train", recipe, "--out", run)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    train(load_recipe(str(small_file(updates=4))), run)
     # a limit on the size of files fails like a full disk: in the middle of a write
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
     process = command("train", small_file(updates=12), "--out", run, "--resume", before=limit)
@@ -122,21 +125,14 @@ def test_full_disk_leaves_the_last_good_checkpoint(small_file, tmp_path, command
 
 
 def test_two_processes_make_the_updates_of_one_with_twice_the_batches(small_file, tmp_path, metrics) -> None:
-    options = ["--model.dropout", "0", "--model.attention_dropout", "0", "--model.activation_dropout", "0"]
-    recipe = small_file(updates=5)
-    one = [sys.executable, "-m", "relpos", "train", recipe, "--out", tmp_path / "one", *options]
+    options = [f"--model.{name}=0" for name in ("dropout", "attention_dropout", "activation_dropout")]
+    arguments = ["train", str(small_file(updates=5)), *options, "--out"]
+    assert relpos([*arguments, str(tmp_path / "one"), "--training.accumulation", "2"]) == 0
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29621"]
-    two = [*launch, "-m", "relpos", "train", recipe, "--out", tmp_path / "two", *options]
-    for arguments in ([*one, "--training.accumulation", "2"], two):
-        done = subprocess.run(
-            [str(argument) for argument in arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"},
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    two = [*launch, "-m", "relpos", *arguments, str(tmp_path / "two")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(two, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
     alone, together = metrics(tmp_path / "one", "loss"), metrics(tmp_path / "two", "loss")
     assert len(together) == 5
     assert together == pytest.approx(alone, rel=1e-4)
@@ -157,9 +153,8 @@ def test_run_folder_holds_what_the_docs_promise(small_recipe, tmp_path) -> None:
         "logs",
         "model",
         "cache",
-        "relpos.json",
-        "relpos.lock",
     }
+    names |= {"relpos.json", "relpos.lock"}
     assert {path.name for path in run.iterdir()} == names
     assert any((run / "logs").iterdir())
     assert is_sealed(model)
@@ -271,13 +266,9 @@ def test_loss_that_is_no_number_stops_training(small_recipe, tmp_path) -> None:
 def test_reader_of_the_progress_that_leaves_is_a_failure(small_file, tmp_path) -> None:
     code = "import sys; from relpos.cli import run; sys.exit(run(sys.argv[1:]))"
     train_it = f"{sys.executable} -c '{code}' train {small_file(updates=300)} --out {tmp_path / 'run'}"
-    done = subprocess.run(
-        ["bash", "-c", f"{train_it} 2>&1 | head -3; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
+    piped = ["bash", "-c", f"{train_it} 2>&1 | head -3; exit ${{PIPESTATUS[0]}}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(piped, capture_output=True, env=environment, timeout=300, check=False)
     assert done.returncode == 1
 
 

@@ -63,8 +63,8 @@ def test_carriage_returns_end_lines_only_where_no_line_feed_does(text, lines, tm
 
 
 def test_the_place_of_a_wrong_byte_counts_every_kind_of_end() -> None:
-    for end in (b"\n", b"\r", b"\r\n"):
-        text = b"one" + end + b"two" + end + b"\xff"
+    for end, mark in ((b"\n", b""), (b"\r", b""), (b"\r\n", b"\xef\xbb\xbf")):
+        text = mark + b"one" + end + b"two" + end + b"\xff"
         with pytest.raises(InputError, match=f"line 3 has byte 0xff at byte offset {len(text) - 1};"):
             list(read_lines(Dripping(text, 1)))
 
