@@ -62,6 +62,9 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train numbers --out x --zzzz 3", "no such option: --zzzz; see relpos train --help."),
         ("train numbers more --out x", "unexpected extra argument(s) (more)"),
         ("train numbers", "Missing option '--out'"),
+        ("translate", "Missing argument 'MODEL'"),
+        ("trane", "No such command"),
+        ("", "see relpos --help"),
         ("train numbers --out x --training.updates", "option --training.updates needs a value"),
         ("train numbers --out x --training.updates --model.d_ff 3", "--training.updates needs a value"),
         ("train numbers --out x --trainin.updates 3", "unknown key 'trainin'; the nearest is 'training'"),
@@ -107,7 +110,6 @@ def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys) -> None:
     ("arguments", "told"),
     [
         ("translate m --temperature 2", "--temperature changes nothing without --sample"),
-        ("translate m --temperature 1", "--temperature changes nothing without --sample"),
         ("translate m --seed 0", "--seed changes nothing without --sample"),
         ("translate m --sample --beams 4", "--sample draws each token and keeps no beams; leave out --beams"),
         ("translate m --sample --length-penalty 1", "--length-penalty changes nothing with one beam or --s"),
@@ -119,9 +121,8 @@ def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys) -> None:
         ("translate m --sample --temperature nan", "--temperature must be from 0.001 to 1000; got nan."),
         ("translate m --length-penalty 1e308", "--length-penalty must be from -5 to 5; got 1e+308."),
         ("translate m --length-penalty nan", "--length-penalty must be from -5 to 5; got nan."),
-        ("evaluate m --length-penalty -5.1", "--length-penalty must be from -5 to 5; got -5.1."),
+        ("evaluate m --length-penalty=-5.1", "--length-penalty must be from -5 to 5; got -5.1."),
         ("translate m --sample --seed -1", "'--seed': it must be greater than or equal to 0"),
-        ("translate m --sample --seed 4294967296", "'--seed': it must be less than or equal to 4294967295"),
         ("translate m --temperature warm", "'--temperature': it must be a valid number"),
     ],
 )
@@ -218,17 +219,16 @@ def test_a_closed_stream_is_told_where_it_is_needed(
 # stopping
 
 
+SAVED, UNSAVED = "the state is in run/checkpoint-3;", "nothing was saved yet; run the same command again."
+
+
+@pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize(
-    ("arguments", "saved", "told"),
-    [
-        (["train", "numbers"], True, "the state is in run/checkpoint-3; go on with --resume."),
-        (["train", "numbers"], False, "nothing was saved yet; run the same command again."),
-        (["reproduce", "demo"], True, "the state is in run/checkpoint-3; run the same command again."),
-        (["reproduce", "demo"], False, "nothing was saved yet; run the same command again."),
-    ],
+    ("arguments", "more"),
+    [(["train", "numbers"], "go on with --resume."), (["reproduce", "demo"], "run the same command again.")],
 )
 def test_who_stops_a_command_is_told_how_it_goes_on(
-    fault, monkeypatch, tmp_path, arguments, saved, told
+    fault, monkeypatch, tmp_path, arguments, saved, more
 ) -> None:
     def stop(*arguments: object, **options: object) -> None:
         raise Interrupted(signal.SIGTERM, Path("run/checkpoint-3") if saved else None)
@@ -236,22 +236,18 @@ def test_who_stops_a_command_is_told_how_it_goes_on(
     monkeypatch.setattr("relpos.translation.training.train", stop)
     monkeypatch.setattr(experiments, "train", stop)
     monkeypatch.setattr(cli, "say", lambda line: None)
+    told = f"{SAVED} {more}" if saved else UNSAVED
     assert fault(143, *arguments, "--out", tmp_path / "out") == f"relpos: stopped; {told}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("train numbers", "relpos: stopped."),
-        ("reproduce demo", "relpos: stopped; run the same command again to go on."),
-    ],
-)
-def test_an_interrupt_outside_of_training_is_told_too(fault, monkeypatch, tmp_path, arguments, told) -> None:
+def test_an_interrupt_outside_of_training_is_told_too(fault, monkeypatch, tmp_path) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_settle", stop)
-    assert fault(130, *arguments.split(), "--out", tmp_path / "out") == told
+    assert fault(130, "train", "numbers", "--out", tmp_path / "out") == "relpos: stopped."
+    told = "relpos: stopped; run the same command again to go on."
+    assert fault(130, "reproduce", "demo", "--out", tmp_path / "out") == told
 
 
 INTERRUPTS = """
@@ -280,16 +276,10 @@ def test_who_stops_a_command_while_it_is_loaded_gets_one_line(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
     places = os.pathsep.join([str(tmp_path), *sys.path[1:]])
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": places, "STOP_AT": module},
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout) == (code, told)
+    environment = os.environ | {"PYTHONPATH": places, "STOP_AT": module}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout + done.stderr) == (code, told)
 
 
 # what is missing, told before anything is written
@@ -301,9 +291,8 @@ def test_an_experiment_without_its_data_says_how_to_name_their_folder(fault, tmp
         "relpos: multi30k needs {}, looked for in {}; name the folder that holds them: --data.folder FOLDER."
     )
     first, *others = [f"multi30k.en-de.{part}.tsv.gz" for part in ("train", "val", "test_2016")]
-    assert fault(1, "reproduce", "multi30k", "--out", "out") == told.format(
-        f"{first} and 2 more files", tmp_path
-    )
+    expected = told.format(f"{first} and 2 more files", tmp_path)
+    assert fault(1, "reproduce", "multi30k", "--out", "out") == expected
     (tmp_path / "data").mkdir()
     for name in (first, others[0]):
         (tmp_path / "data" / name).touch()

@@ -172,7 +172,7 @@ def test_weights_of_integers_are_refused(foreign) -> None:
 
 def test_a_header_that_claims_much_is_not_read(foreign) -> None:
     (foreign / WEIGHTS).write_bytes((2**40).to_bytes(8, "little") + b"{}")
-    assert "its header would have 1,099,511,627,776 bytes" in refusal(foreign)
+    assert "1,099,511,627,776 bytes" in refusal(foreign)
 
 
 def test_a_model_can_be_saved_over_the_files_it_came_from(foreign) -> None:
@@ -201,9 +201,7 @@ def test_shards_load_as_one_file_does(sharded) -> None:
             assert torch.equal(model.state_dict()[name], weight)
 
 
-@pytest.mark.parametrize(
-    "place", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", 3, None, ["a"]]
-)
+@pytest.mark.parametrize("place", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", 3, ["a"]])
 def test_an_index_that_leaves_the_folder_is_refused(sharded, place) -> None:
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["shared.weight"] = place
@@ -310,9 +308,9 @@ def test_a_missing_tokenizer_config_is_told(foreign) -> None:
 
 
 def test_a_subword_beyond_the_embeddings_is_refused(foreign) -> None:
-    content = json.loads((foreign / "tokenizer.json").read_text())
-    content["model"]["vocab"]["zzz"] = 10**6
-    (foreign / "tokenizer.json").write_text(json.dumps(content))
+    model = json.loads((foreign / "tokenizer.json").read_text())["model"]
+    model["vocab"]["zzz"] = 10**6
+    change(foreign, "tokenizer.json", model=model)
     assert "they do not belong together" in refusal(foreign)
 
 
@@ -353,9 +351,10 @@ def test_what_is_no_file_of_a_model_is_told_and_not_read(foreign, name, kind) ->
     refusal(foreign)
 
 
-@pytest.mark.parametrize(
-    "content", ["[" * 100_000, '{"a":' * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ud800"]
-)
+CONTENTS = ["[" * 100_000, '{"a":' * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ud800"]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("name", [*NAMES[:-1], "seal.json"])
 def test_json_that_python_cannot_take_is_told(foreign, name, content) -> None:
     (foreign / name).write_text(content, encoding="utf-8", errors="surrogatepass")

@@ -45,17 +45,8 @@ def make(small_recipe: Callable[..., Recipe], folder: Path, tmp_path: Path) -> M
 
 
 def test_settings_of_the_recipe_reach_the_trainer(make) -> None:
-    given = {
-        "seed": 77,
-        "updates": 31,
-        "accumulation": 3,
-        "max_gradient_norm": 0.7,
-        "log_every": 5,
-        "evaluate_every": 6,
-        "label_smoothing": 0.3,
-        "tokens_per_batch": 333,
-    }
-    made = make(**given)
+    given = {"seed": 77, "updates": 31, "accumulation": 3, "max_gradient_norm": 0.7, "log_every": 5}
+    made = make(**given, evaluate_every=6, label_smoothing=0.3, tokens_per_batch=333)
     arguments = made.args
     assert (arguments.seed, arguments.data_seed or arguments.seed) == (77, 77)
     assert arguments.max_steps == 31
@@ -258,9 +249,7 @@ def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(small_recip
     settings = {"updates": 6, "evaluate_every": 2, "average": 2, "learning_rate_scale": 1e-3, "best": "bleu"}
     model = train(small_recipe(**settings), tmp_path / "run", report=lines.append)
     (told,) = [line for line in lines if "of the average of" in line]
-    assert told == (
-        "bleu of the average of 2 checkpoints 0.000, of the best single one 0.000; kept: the average"
-    )
+    assert told.endswith(" 2 checkpoints 0.000, of the best single one 0.000; kept: the average")
     checkpoints = sealed_checkpoints(tmp_path / "run" / "checkpoints")
     assert len(checkpoints) == 3
     saved, expected = load_file(model / "model.safetensors"), average_weights(checkpoints[1:])
