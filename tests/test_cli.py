@@ -57,9 +57,6 @@ def _pairs(folder: Path, text: str | bytes, name: str = "pairs.tsv") -> Path:
     return path
 
 
-# wrong use, exit 2
-
-
 def test_unknown_recipe_lists_those_there_are(fault, tmp_path) -> None:
     line = fault(2, "train", "nope", "--out", tmp_path / "run")
     assert "messages, multi30k, numbers" in line
@@ -72,9 +69,6 @@ def test_lengths_that_do_not_rise_are_refused(fault, numbers_run) -> None:
 
 def test_unknown_experiment_lists_those_there_are(fault, tmp_path) -> None:
     assert "demo, multi30k" in fault(2, "reproduce", "nope", "--out", tmp_path / "out")
-
-
-# what is missing or cannot be written, exit 1
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "jinja2"])
@@ -140,16 +134,10 @@ def test_memory_that_is_not_there_is_told(fault, monkeypatch) -> None:
     assert told == "relpos: there is not enough memory for this (Cannot allocate memory (os error 12))."
 
 
-# corpora that cannot be used, exit 1
-
-
 def test_missing_corpus_is_told(fault, tmp_path) -> None:
     (tmp_path / "recipe.yaml").write_text("data: {train: [{tsv: none.tsv}]}")
     line = fault(1, "train", tmp_path / "recipe.yaml", "--out", tmp_path / "run")
     assert f"{tmp_path / 'none.tsv'} does not exist" in line
-
-
-# translating
 
 
 def test_text_goes_in_and_out_line_by_line(relpos, numbers_run) -> None:
@@ -221,9 +209,6 @@ def test_reader_that_leaves_ends_the_command_quietly(numbers_run) -> None:
     assert done.stdout == "eins\n"
     assert "Traceback" not in done.stderr
     assert "Error" not in done.stderr
-
-
-# evaluating
 
 
 def test_evaluation_prints_scores_by_length_with_signatures(relpos, numbers_run) -> None:
@@ -302,9 +287,6 @@ def test_evaluation_without_a_test_set_is_wrong_use(fault, numbers_run, tmp_path
     (model / "recipe.yaml").unlink()
     (model / "seal.json").unlink()
     assert "give one with --data" in fault(2, "evaluate", model)
-
-
-# the whole
 
 
 def test_corpus_text_is_shown_as_it_is_and_not_as_markup(capsys) -> None:

@@ -61,19 +61,19 @@ def function_of(trees: ModuleType, source: str = SOURCE):
     return trees.tree_of(ast.parse(source).body[0], "module")
 
 
+def encoder(example: ModuleType, vocabulary: Any, num_labels: int) -> Any:
+    torch.manual_seed(0)
+    num_kinds, num_words = len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD
+    return example.Encoder(num_kinds, num_words, num_labels)
+
+
 def test_nodes_of_a_function_stand_below_their_parents(trees) -> None:
     function = function_of(trees)
     assert function.kinds[:4] == ("FunctionDef", "arguments", "arg", "arg")
     assert function.parents[:4] == (-1, 0, 1, 1)
     assert all(parent < index for index, parent in enumerate(function.parents))
-    loop = function.kinds.index("For")
-    assert [
-        kind for kind, parent in zip(function.kinds, function.parents, strict=True) if parent == loop
-    ] == [
-        "Name",
-        "Name",
-        "AugAssign",
-    ]
+    loop, nodes = function.kinds.index("For"), zip(function.kinds, function.parents, strict=True)
+    assert [kind for kind, parent in nodes if parent == loop] == ["Name", "Name", "AugAssign"]
 
 
 def test_variables_are_numbers_and_other_names_stay_words(trees) -> None:
@@ -104,9 +104,7 @@ def test_held_out_modules_are_whole_and_share_no_function(trees, library) -> Non
     assert len(training) + len(held_out) == len(functions) == 30 * 4
     tops = [{function.module.split("/")[0] for function in part} for part in (training, held_out)]
     assert not tops[0] & tops[1]
-    contents = {
-        (function.kinds, function.words, function.parents, function.variables) for function in functions
-    }
+    contents = {(each.kinds, each.words, each.parents, each.variables) for each in functions}
     assert len(contents) == len(functions)
 
 
@@ -179,11 +177,8 @@ def test_a_change_of_what_is_hidden_changes_no_logit(example, trees) -> None:
     functions = [function_of(trees)]
     vocabulary = example.Vocabulary(functions)
     batch = vocabulary.batch(functions)
-    torch.manual_seed(0)
     for labelling, label in example.LABELLINGS.items():
-        model = example.Encoder(
-            len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD, label(batch).num_labels
-        )
+        model = encoder(example, vocabulary, label(batch).num_labels)
         task = example.hide(batch, torch.Generator().manual_seed(1))
         other = example.Task(task.words, task.is_hidden, task.targets.flip(1), task.in_scope)
         logits, targets = example.hidden_logits(model, batch, task, labelling)
@@ -197,11 +192,8 @@ def test_padding_changes_no_logit(example, trees) -> None:
     functions = [function_of(trees), longer]
     vocabulary = example.Vocabulary(functions)
     alone, together = vocabulary.batch(functions[:1]), vocabulary.batch(functions)
-    torch.manual_seed(0)
     for label in example.LABELLINGS.values():
-        model = example.Encoder(
-            len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD, label(alone).num_labels
-        )
+        model = encoder(example, vocabulary, label(alone).num_labels)
         logits = [
             model(batch.kinds, batch.words, _for_heads(label(batch).labels), batch.lengths)[0]
             for batch in (alone, together)
@@ -231,10 +223,8 @@ def test_example_prints_a_table_of_all_labellings(example, capsys) -> None:
 def test_example_gives_the_same_records_twice(example, capsys) -> None:
     def records() -> list[dict]:
         example.main(["--updates", "3", "--json"])
-        return [
-            {**json.loads(line), "seconds": 0, "cpu_seconds": 0}
-            for line in capsys.readouterr().out.splitlines()
-        ]
+        lines = capsys.readouterr().out.splitlines()
+        return [{**json.loads(line), "seconds": 0, "cpu_seconds": 0} for line in lines]
 
     first = records()
     assert [record["labelling"] for record in first] == list(example.LABELLINGS)
@@ -251,10 +241,7 @@ def test_example_learns_what_only_a_relation_tells(example, trees) -> None:
     scores = {}
     for labelling in ("none", "tree"):
         num_labels = example.LABELLINGS[labelling](vocabulary.batch(functions[:1])).num_labels
-        torch.manual_seed(0)
-        model = example.Encoder(
-            len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD, num_labels
-        )
+        model = encoder(example, vocabulary, num_labels)
         example.train(model, functions, vocabulary, labelling, 80, 0)
         scores[labelling] = example.score(model, functions, vocabulary, labelling)["accuracy"]
     assert scores["tree"] > scores["none"] + 0.4
@@ -286,30 +273,21 @@ def start(library: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     )
 
     def call(*arguments: str, stdout: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code, str(FOLDER), str(library), *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        command = [sys.executable, "-c", code, str(FOLDER), str(library), *arguments]
+        streams = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.run(command, **streams, check=False, timeout=120)
 
     return call
 
 
-OUTPUTS = [["--updates", "1"], ["--updates", "1", "--json"]]
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", OUTPUTS)
-def test_a_full_disk_ends_the_example_in_one_line(start, arguments) -> None:
+def test_a_full_disk_ends_the_example_in_one_line(start) -> None:
     with open("/dev/full", "w") as full:
-        done = start(*arguments, stdout=full)
+        done = start("--updates", "1", stdout=full)
     assert (done.returncode, done.stderr) == (1, "ast_identifiers.py: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", [*OUTPUTS, ["--help"]])
+@pytest.mark.parametrize("arguments", [["--updates", "1", "--json"], ["--help"]])
 def test_a_reader_that_left_is_no_failure_of_the_example(start, arguments) -> None:
     readable, writable = os.pipe()
     os.close(readable)
@@ -322,11 +300,8 @@ def test_page_shows_the_means_of_the_records(example) -> None:
     root = FOLDER.parent
     lines = (root / "benchmarks" / "results" / "ast.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
-    rows = re.findall(
-        r"^\| ([a-z ]+?)[,:]?(?: [^|]*)?\| (\d+) \| ([\d.]+) % \|",
-        (root / "docs" / "relations.md").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
+    page = (root / "docs" / "relations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+?)[,:]?(?: [^|]*)?\| (\d+) \| ([\d.]+) % \|", page, re.MULTILINE)
     assert len(rows) == len(example.LABELLINGS)
     for labelling, (_, labels, mean) in zip(example.LABELLINGS, rows, strict=True):
         chosen = [record for record in records if record["labelling"] == labelling]

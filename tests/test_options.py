@@ -50,9 +50,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(load_recipe("numbers", keys), run).parent
 
 
-# names
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -101,9 +98,6 @@ def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys) -> None:
     # a value may look like an option where it stands behind "="
     assert run(["recipe", "--data.cleaning.drop_matching=--x"]) == 0
     assert "drop_matching: --x  #" in capsys.readouterr().out
-
-
-# options that would have no effect, or too much
 
 
 @pytest.mark.parametrize(
@@ -164,9 +158,6 @@ def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(capsys, sma
         assert "--length-penalty changes nothing with one beam" in capsys.readouterr().err
 
 
-# help
-
-
 @pytest.mark.parametrize("columns", ["80", "50"])
 def test_help_is_not_cut(capsys, monkeypatch, columns) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -181,9 +172,6 @@ def test_help_is_not_cut(capsys, monkeypatch, columns) -> None:
         first = (command.callback.__doc__ or "").splitlines()[0]
         assert first.endswith(".")
         assert f"{command.callback.__name__} {first}" in listed
-
-
-# closed streams
 
 
 @pytest.mark.parametrize(
@@ -214,9 +202,6 @@ def test_a_closed_stream_is_told_where_it_is_needed(
     assert bool(done.stderr) is bool(told)
     if "OUT" in arguments:
         assert (tmp_path / "out").read_text().count("\n") == 1
-
-
-# stopping
 
 
 SAVED, UNSAVED = "the state is in run/checkpoint-3;", "nothing was saved yet; run the same command again."
@@ -280,9 +265,6 @@ def test_who_stops_a_command_while_it_is_loaded_gets_one_line(
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout + done.stderr) == (code, told)
-
-
-# what is missing, told before anything is written
 
 
 def test_an_experiment_without_its_data_says_how_to_name_their_folder(fault, tmp_path, monkeypatch) -> None:

@@ -128,13 +128,8 @@ def test_padding_counts_in_no_distance() -> None:
     longer = torch.cat((x, torch.full((1, 2, WIDTH), 50.0, dtype=torch.float64)), dim=1)
     (alone,) = observe(attention, lambda: attention(x, x, x))
     (padded,) = observe(attention, lambda: attention(longer, longer, longer, key_padding_mask=padding))
-    for name in (
-        "pairs",
-        "content_by_distance",
-        "position_by_distance",
-        "weight_by_distance",
-        "position_share",
-    ):
+    names = ("content_by_distance", "position_by_distance", "weight_by_distance", "position_share")
+    for name in ("pairs", *names):
         torch.testing.assert_close(getattr(padded, name), getattr(alone, name), equal_nan=True)
 
 

@@ -75,9 +75,6 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-# whole folders
-
-
 def test_a_whole_folder_loads_in_evaluation_mode_and_gives_the_same(whole) -> None:
     model, tokenizer = load_model(whole)
     ids = torch.tensor([tokenizer("red cat").input_ids])
@@ -99,9 +96,6 @@ def test_a_tied_weight_may_be_written_under_each_of_its_names(unsealed) -> None:
     change_weights(unsealed, lambda w: w.update({"lm_head.weight": w["shared.weight"].clone()}))
     model, _ = load_model(unsealed)
     assert torch.equal(model.shared.weight, small_model().shared.weight)
-
-
-# damage
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
@@ -204,9 +198,6 @@ def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> N
     assert f"the tokenizer has {VOCABULARY} subwords and the model 260; they do not belong together." in told
 
 
-# folders that hold no model
-
-
 def test_a_folder_that_is_not_there_is_told(tmp_path) -> None:
     folder = tmp_path / "nowhere"
     assert refusal(folder) == f"{folder}: no such folder. Give the folder of a model or of a training run."
@@ -225,9 +216,6 @@ def test_a_run_without_a_finished_model_names_its_whole_checkpoints(tmp_path) ->
         if name != "checkpoint-3":
             seal(tmp_path / "checkpoints" / name)
     assert refusal(tmp_path) == f"{tmp_path}: {told}checkpoint-20, checkpoint-100."
-
-
-# nothing unpickles
 
 
 class _Trap:
@@ -250,9 +238,6 @@ def test_pickled_weights_are_refused_and_never_unpickled(unsealed, tmp_path, nam
         "weights cannot be read" if name == "model.safetensors" else "model.safetensors is missing"
     ) in told
     assert not mark.exists()
-
-
-# saving
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -300,9 +285,6 @@ def test_checkpoints_are_counted_by_number_and_only_whole_ones(tmp_path) -> None
     (tmp_path / "checkpoint-12").mkdir()
     assert [path.name for path in sealed_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
     assert sealed_checkpoints(tmp_path / "nowhere") == []
-
-
-# averages
 
 
 def test_averaged_weights_are_the_mean(tmp_path) -> None:

@@ -27,13 +27,9 @@ Trained = list[tuple[Path, bool]]
 @pytest.fixture
 def experiment(small_file: Callable[..., Path]) -> Experiment:
     """One task in two variants."""
-    return Experiment(
-        title="Small",
-        tasks=[
-            {"name": "numbers", "title": "Numbers", "recipe": str(small_file(updates=2, evaluate_every=1))}
-        ],
-        variants={"relative": {}, "none": {"model.relative_max_distance": None}},
-    )
+    task = {"name": "numbers", "title": "Numbers", "recipe": str(small_file(updates=2, evaluate_every=1))}
+    variants: dict = {"relative": {}, "none": {"model.relative_max_distance": None}}
+    return Experiment(title="Small", tasks=[task], variants=variants)
 
 
 @pytest.fixture

@@ -36,9 +36,6 @@ def change(folder: Path, name: str, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-# configurations
-
-
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -119,9 +116,6 @@ def test_settings_that_a_caller_changes_are_checked_and_kept(foreign) -> None:
             load(foreign, dropout=2)
 
 
-# sizes
-
-
 SIZES = [{"encoder_layers": 1000}, {"vocab_size": 2**20}, {"d_model": 2**20, "d_ff": 2**20}]
 
 
@@ -184,9 +178,6 @@ def test_a_model_can_be_saved_over_the_files_it_came_from(foreign) -> None:
             assert torch.equal(weight, before[name])
 
 
-# shards
-
-
 @pytest.fixture
 def sharded(foreign) -> Path:
     (foreign / WEIGHTS).unlink()
@@ -218,9 +209,6 @@ def test_shards_that_are_missing_damaged_or_of_another_model_are_told(sharded) -
     assert f"{shard}: the weights cannot be read (" in refusal(sharded)
     shutil.copy(next(sharded.glob("model-00001-of-*.safetensors")), shard)
     assert f"{sharded / INDEX}: does not fit {shard.name} in " in refusal(sharded)
-
-
-# settings of the search
 
 
 @pytest.mark.parametrize(
@@ -265,9 +253,6 @@ def test_as_many_beams_as_subwords_work_and_one_more_is_refused(whole, capsys) -
         translator.translate(["red"], Search(beams=VOCABULARY + 1))
     assert run(["translate", str(whole), "--beams", "100000", os.devnull]) == 2
     assert f"vocabulary = {VOCABULARY}, " in capsys.readouterr().err
-
-
-# tokenizers
 
 
 @pytest.mark.parametrize(
@@ -328,9 +313,6 @@ def test_padding_that_a_tokenizer_brings_along_is_not_done(foreign) -> None:
     assert len(tokenizer("red cat").input_ids) < 20
 
 
-# files that are none
-
-
 NAMES = ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", WEIGHTS]
 
 
@@ -361,9 +343,6 @@ def test_json_that_python_cannot_take_is_told(foreign, name, content) -> None:
     refusal(foreign)
 
 
-# the hub
-
-
 def test_a_model_of_the_hub_goes_the_same_way(foreign, tmp_path) -> None:
     cache = tmp_path / "cache" / "models--someone--model"
     (cache / "refs").mkdir(parents=True)
@@ -379,8 +358,6 @@ def test_a_model_of_the_hub_goes_the_same_way(foreign, tmp_path) -> None:
     with pytest.raises(OSError, match="someone"):
         RelposForConditionalGeneration.from_pretrained("someone/other", **load)
 
-
-# every key, every kind of value
 
 VALUES = [
     *("null", "true", "false", '"x"', '"\\ud800"', "-5", "0", "1", "1" + "0" * 30, "0.5", "NaN", "1e999"),

@@ -87,9 +87,6 @@ def test_tables_are_one_for_all_heads_or_one_for_each() -> None:
         assert attention.relative_position_values.shape == shape
 
 
-# hypotheses
-
-
 @pytest.fixture(scope="module")
 def endless() -> Translator:
     """A translator that has learned nothing and never ends a hypothesis of its own."""

@@ -53,9 +53,6 @@ def test_a_folder_saved_anew_in_shards_loads_with_a_warning(sealed) -> None:
     verify(sealed)
 
 
-# what loading compares
-
-
 @pytest.fixture
 def large(tmp_path) -> Path:
     folder = tmp_path / "large"
@@ -110,9 +107,6 @@ def test_hidden_files_are_no_part_of_a_model(sealed) -> None:
     verify(sealed)
 
 
-# damaged and foreign seals
-
-
 ENTRY = {"bytes": 3, "sha256": "0" * 64}
 
 
@@ -134,9 +128,6 @@ def test_a_seal_with_other_names_or_values_is_damaged(sealed, files) -> None:
     assert f"{sealed / 'seal.json'}: the file is damaged." in refusal(sealed)
     with pytest.raises(InputError, match="the file is damaged"):
         verify(sealed)
-
-
-# the command
 
 
 def test_only_a_model_that_loads_is_sealed_and_a_file_of_another_is_left(sealed, tmp_path) -> None:

@@ -162,13 +162,6 @@ def test_run_folder_holds_what_the_docs_promise(small_recipe, tmp_path) -> None:
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
 
 
-def test_time_limit_stops_with_a_validation(small_recipe, tmp_path, metrics) -> None:
-    train(small_recipe(updates=100_000, minutes=0.02), tmp_path / "run")
-    losses = metrics(tmp_path / "run", "loss")
-    assert max(losses) < 100_000
-    assert max(losses) in metrics(tmp_path / "run", "eval_loss")
-
-
 @pytest.mark.parametrize("scale", [1.0, 200.0])
 def test_average_of_checkpoints_is_kept_only_if_it_is_no_worse(
     small_recipe, tmp_path, metrics, scale
@@ -234,18 +227,13 @@ def test_unfinished_checkpoint_is_no_model(small_recipe, tmp_path) -> None:
         Translator.load(checkpoint)
 
 
-def test_saved_model_has_a_limit_on_what_generate_makes(small_recipe, tmp_path) -> None:
-    model = train(small_recipe(updates=4, max_length=30), tmp_path / "run")
-    settings = GenerationConfig.from_pretrained(model)
+@pytest.mark.parametrize(("search", "expected"), [({}, (4, 0.6)), ({"beams": 1}, (1, None))])
+def test_saved_model_searches_as_the_recipe_says(small_values, tmp_path, search, expected) -> None:
+    small_values["training"] |= {"updates": 2, "max_length": 30, "evaluate_every": 2}
+    recipe = check_recipe({**small_values, "translation": search}, "small")
+    settings = GenerationConfig.from_pretrained(train(recipe, tmp_path / "run"))
     assert settings.max_new_tokens == 60
-    assert (settings.num_beams, settings.length_penalty) == (4, 0.6)
-
-
-def test_a_recipe_with_one_beam_gives_a_greedy_model(small_values, tmp_path) -> None:
-    small_values["training"]["updates"] = 4
-    small_values["translation"] = {"beams": 1}
-    settings = GenerationConfig.from_pretrained(train(check_recipe(small_values, "small"), tmp_path / "run"))
-    assert (settings.num_beams, settings.length_penalty) == (1, None)
+    assert (settings.num_beams, settings.length_penalty) == expected
 
 
 def test_resuming_at_the_last_update_makes_no_further_one(small_recipe, tmp_path, metrics) -> None:

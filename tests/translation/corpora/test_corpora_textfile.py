@@ -45,14 +45,9 @@ def test_where_blocks_end_does_not_matter(size) -> None:
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        (b"a\rb\r\rc", ["a", "b", "", "c"]),
-        (b"\r", [""]),
-        (b"\xef\xbb\xbfa\rb\r", ["a", "b"]),
-        (b"a\nb\rc\n", ["a", "b\rc"]),
-        (b"a\rb\nc\n", ["a\rb", "c"]),
-        (b"a\r\r\nb", ["a\r", "b"]),
-        (b"\n\r\n", ["", ""]),
-        (b"", []),
+        *((b"a\rb\r\rc", ["a", "b", "", "c"]), (b"\r", [""]), (b"\xef\xbb\xbfa\rb\r", ["a", "b"])),
+        *((b"a\nb\rc\n", ["a", "b\rc"]), (b"a\rb\nc\n", ["a\rb", "c"]), (b"a\r\r\nb", ["a\r", "b"])),
+        *((b"\n\r\n", ["", ""]), (b"", [])),
     ],
 )
 def test_carriage_returns_end_lines_only_where_no_line_feed_does(text, lines, tmp_path: Path) -> None:
