@@ -5,8 +5,6 @@ import os
 import random
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from relpos.translation.ownership import working_in
 from relpos.translation.recipe import check_recipe, load_recipe
 from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
 from relpos.translation.training import train
-from small_runs import read_metrics, small_values
+from small_runs import read_metrics, small_values, wait_until
 
 FOLDERS = ("checkpoints", "logs", "tokenizer", "cache", "model")
 RUN_NAMES = (*FOLDERS, "metrics.jsonl", "recipe.yaml", "data.json")
@@ -159,11 +157,7 @@ def test_a_second_process_is_refused_with_the_number_of_the_first(
     run = tmp_path / "run"
     process = command("train", small_file(updates=100_000), "--out", run)
     try:
-        until = time.monotonic() + 240
-        while not sealed_checkpoints(run / "checkpoints"):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: sealed_checkpoints(run / "checkpoints"), process)
         for resume in (True, False):
             told = f"another process \\({process.pid}\\) works" if resume else "holds a run already"
             with pytest.raises(InputError, match=told):
@@ -211,11 +205,7 @@ def test_a_run_from_before_folders_were_marked_is_recognised_and_marked(small_re
 def test_a_terminal_that_closes_saves_and_names_the_checkpoint(small_file, tmp_path, command) -> None:
     run = tmp_path / "run"
     process = command("train", small_file(updates=100_000, evaluate_every=50_000), "--out", run)
-    until = time.monotonic() + 240
-    while not (run / "metrics.jsonl").is_file():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until((run / "metrics.jsonl").is_file, process)
     process.send_signal(signal.SIGHUP)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGHUP, errors
@@ -293,9 +283,7 @@ def test_a_damaged_cache_is_made_anew(small_recipe, run, name, content) -> None:
 
 
 @pytest.fixture
-def moved(
-    tmp_path: Path, small_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, Path]:
+def moved(tmp_path, small_file, monkeypatch) -> tuple[Path, Path]:
     """A recipe whose text lies beside it, and the run it made from another folder; both then moved."""
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     for folder in (project, elsewhere):

@@ -14,6 +14,7 @@ from transformers import TrainerControl, TrainerState
 from relpos.translation import trainer as trainer_module
 from relpos.translation.batching import TokenBatches
 from relpos.translation.checkpoints import average_weights, sealed_checkpoints
+from relpos.translation.generation import Search
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
 from relpos.translation.recipe import Recipe
@@ -113,8 +114,10 @@ def test_the_first_validation_pairs_are_scored_against_their_own_references(make
     asked: list[list[str]] = []
     answers = dict(zip(made.eval_dataset["source"], made.eval_dataset["target"], strict=True))
 
-    def translate(_: object, texts: list[str], *rest: object, **options: object) -> list[Any]:
+    def translate(_: object, texts: list[str], search: Search, *, with_scores: bool) -> list[Any]:
         asked.append(texts)
+        # a score is a second pass of the model that nobody reads
+        assert (search.tokens_per_batch, with_scores) == (512, False)
         return [[SimpleNamespace(text=answers[text])] for text in texts]
 
     monkeypatch.setattr(trainer_module.Translator, "translate", translate)

@@ -6,9 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,19 +21,7 @@ from relpos.translation.recipe import check_recipe, load_recipe
 from relpos.translation.removal import SAVING
 from relpos.translation.trainer import RelposTrainer
 from relpos.translation.training import train
-
-Metrics = Callable[[Path, str], dict[int, float]]
-
-
-def _wait_for_update(run: Path, metrics: Metrics, update: int, process: subprocess.Popen) -> None:
-    """Return once `run` has logged `update`."""
-    until = time.monotonic() + 240
-    while time.monotonic() < until:
-        assert process.poll() is None, process.communicate()
-        if (run / "metrics.jsonl").is_file() and update in metrics(run, "loss"):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"update {update} did not come")
+from small_runs import wait_until
 
 
 def test_same_seed_gives_the_very_same_losses(small_recipe, tmp_path, metrics) -> None:
@@ -71,7 +56,7 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 ) -> None:
     run, recipe = tmp_path / "run", small_file(updates=100_000)
     process = command("train", recipe, "--out", run)
-    _wait_for_update(run, metrics, 10, process)
+    wait_until(lambda: (run / "metrics.jsonl").is_file() and 10 in metrics(run, "loss"), process)
     process.kill()
     process.communicate()
     half = run / "checkpoints" / "checkpoint-999"

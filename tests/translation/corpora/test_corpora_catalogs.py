@@ -176,24 +176,21 @@ def test_paragraphs_and_sentences_are_split_where_they_answer_each_other(install
     assert found[3:] == [("It is here.", "Es ist hier."), ("Take it!", "Nimm es!"), *whole]
 
 
-def test_an_unknown_distribution_is_told_with_the_command(failure):
+def test_a_distribution_that_is_not_there_or_has_no_catalog_is_told(failure):
+    assert "the distribution pytest has no gettext catalogs" in failure(catalogs=["pytest"])
     told = "the distribution no-such-thing is not installed; run `pip install no-such-thing`."
     assert failure(catalogs=["no-such-thing"]) == told
 
 
-def test_an_unknown_language_is_told_with_those_there_are(install, failure):
-    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in ["fr", "pt_BR"]})
-    assert failure(catalogs=names) == "the distribution fake has no catalog for de; it has fr, pt_br."
+MANY = [f"a{letter}" for letter in "bcdefghijklm"]
 
 
-def test_of_many_languages_ten_are_told(install, failure):
-    tags = [f"a{letter}" for letter in "bcdefghijklm"]
+@pytest.mark.parametrize(
+    ("tags", "told"), [(["fr", "pt_BR"], "fr, pt_br."), (MANY, f"{', '.join(MANY[:10])} and 2 more.")]
+)
+def test_an_unknown_language_is_told_with_ten_at_most_of_those_there_are(install, failure, tags, told):
     names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in tags})
-    assert failure(catalogs=names).endswith(f"it has {', '.join(tags[:10])} and 2 more.")
-
-
-def test_a_distribution_without_catalogs_is_told(failure):
-    assert "the distribution pytest has no gettext catalogs" in failure(catalogs=["pytest"])
+    assert failure(catalogs=names) == f"the distribution fake has no catalog for de; it has {told}"
 
 
 @pytest.mark.parametrize("languages", [("fr", "de"), ("en", "en-GB")])

@@ -53,9 +53,11 @@ def test_a_folder_of_files_is_read(tmp_path, read):
     assert read(dataset=str(folder), fields=["en", "de"]) == [("one", "eins")]
 
 
-def test_an_unknown_split_is_told_with_the_nearest(saved, failure):
+def test_an_unknown_split_or_field_is_told_with_the_nearest(saved, failure):
     message = failure(dataset=str(saved), split="valdation")
     assert f"{saved} has no split 'valdation'; the nearest is 'validation'." in message
+    message = failure(dataset=str(saved), fields=["sorce", "target"])
+    assert message.startswith(f"dataset {saved} row 1 has no field 'sorce'; the nearest is 'source'. ")
 
 
 def test_an_unknown_split_of_a_folder_of_files_is_told(tmp_path, failure):
@@ -64,16 +66,8 @@ def test_an_unknown_split_of_a_folder_of_files_is_told(tmp_path, failure):
     assert f"{tmp_path}, split tset cannot be loaded: Unknown split" in message
 
 
-def test_an_unknown_field_of_a_data_set_is_told(saved, failure):
-    message = failure(dataset=str(saved), fields=["sorce", "target"])
-    assert message.startswith(f"dataset {saved} row 1 has no field 'sorce'; the nearest is 'source'. ")
-
-
-def test_a_missing_folder_is_told(failure):
+def test_a_missing_folder_and_a_file_are_no_data_set(tmp_path, failure):
     assert "dataset: the folder ./no/such does not exist" in failure(dataset="./no/such")
-
-
-def test_a_file_is_no_data_set(tmp_path, failure):
     (tmp_path / "a.tsv").write_text("a\tb\n")
     assert "is a file, and a name or a folder was expected" in failure(dataset=str(tmp_path / "a.tsv"))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from relpos.translation.corpora import read_arrived, read_lines, textfile
+from relpos.translation.corpora import read_arrived, read_lines
 from relpos.translation.errors import InputError
 
 
@@ -149,14 +149,3 @@ def test_a_line_on_a_pipe_is_there_before_the_next_is_written(in_time, end, is_p
         os.write(into, packer.flush() if is_packed else b"")
         os.close(into)
         assert list(batches) == [["five"]]
-
-
-def test_a_file_is_read_in_large_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textfile, "_BLOCK", 64)
-    path = tmp_path / "text"
-    path.write_bytes(b"line\n" * 1000)
-    sizes = [len(lines) for lines in read_arrived(path, at_once=300)]
-    assert sum(sizes) == 1000
-    assert all(300 <= size < 300 + 64 for size in sizes[:-1])
-    with path.open("rb") as stream:
-        assert [len(lines) for lines in read_arrived(stream, at_once=2000)] == [1000]
