@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    DynamicCache,
-    EncoderDecoderCache,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
 
 from relpos.translation.config import FORMAT, RelposConfig
 from relpos.translation.errors import InputError
@@ -129,10 +124,8 @@ def test_a_saved_model_loads_through_auto_classes_and_gives_the_same(kind, tied,
     assert config.format == FORMAT
     loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    source, target = tokens(2, 5), tokens(2, 4)
-    assert torch.equal(
-        loaded.eval()(source, decoder_input_ids=target).logits, made(source, decoder_input_ids=target).logits
-    )
+    loaded, given = loaded.eval(), {"input_ids": tokens(2, 5), "decoder_input_ids": tokens(2, 4)}
+    assert torch.equal(loaded(**given).logits, made(**given).logits)
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -332,7 +325,7 @@ SEARCHES = {
 }
 
 
-@positions
+@pytest.mark.parametrize("kind", ["both", "learned", "per head"])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_generation_with_and_without_a_cache_is_the_same(kind, search) -> None:
     # tied embeddings of a model that has learned nothing say each token again
@@ -467,9 +460,8 @@ def test_generation_goes_on_from_the_outputs_of_the_encoder(search) -> None:
     assert torch.equal(made.generate(encoder_outputs=made.encoder(source, mask), **settings), true)
 
 
-@pytest.mark.parametrize("kind", ["both"])
-def test_the_loss_compiles_without_a_break_for_two_lengths(kind) -> None:
-    made = model(**POSITIONS[kind])
+def test_the_loss_compiles_without_a_break_for_two_lengths() -> None:
+    made = model(**POSITIONS["both"])
     torch._dynamo.reset()
 
     def loss(source: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
