@@ -214,6 +214,7 @@ def test_labels_padded_on_the_right_and_a_prefix_without_labels_get_no_mask(monk
 
 def test_a_model_takes_tokens_that_were_added_to_its_tokenizer() -> None:
     made = model().eval()
+    assert made.encoder.embedding.tokens.weight is made.lm_head.weight is made.shared.weight
     size = made.config.vocab_size
     source, target = tokens(2, 5), tokens(2, 4)
     with torch.no_grad():

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -200,16 +199,6 @@ def test_a_run_from_before_folders_were_marked_is_recognised_and_marked(small_re
         train(small_recipe(updates=4), run)
     train(small_recipe(updates=8), run, resume=True)
     assert json.loads((run / "relpos.json").read_text())["format"] == 1
-
-
-def test_a_terminal_that_closes_saves_and_names_the_checkpoint(small_file, tmp_path, command) -> None:
-    run = tmp_path / "run"
-    process = command("train", small_file(updates=100_000, evaluate_every=50_000), "--out", run)
-    wait_until((run / "metrics.jsonl").is_file, process)
-    process.send_signal(signal.SIGHUP)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGHUP, errors
-    assert str(sealed_checkpoints(run / "checkpoints")[-1]) in errors.splitlines()[-1]
 
 
 def test_only_older_checkpoints_are_removed_and_never_the_best(tmp_path) -> None:

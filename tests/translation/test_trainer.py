@@ -53,6 +53,8 @@ def test_settings_of_the_recipe_reach_the_trainer(make) -> None:
     assert arguments.max_steps == 31
     assert arguments.gradient_accumulation_steps == 3
     assert arguments.max_grad_norm == 0.7
+    # the loss of accumulated batches is divided by the labels of all
+    assert made.model_accepts_loss_kwargs
     assert arguments.logging_steps == 5
     assert (arguments.eval_steps, arguments.save_steps) == (6, 6)
     assert made.model.config.label_smoothing == 0.3

@@ -69,23 +69,25 @@ def test_killed_run_goes_on_with_the_very_same_losses(
     assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
 
 
-def test_interrupt_saves_the_state_and_exits_with_130(
-    small_file, small_recipe, tmp_path, metrics, monkeypatch, capsys
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_the_state_names_it_and_ends_the_command(
+    small_file, small_recipe, tmp_path, metrics, monkeypatch, capsys, number
 ) -> None:
     run, step, steps = tmp_path / "run", RelposTrainer.training_step, iter(range(1, 100))
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         if next(steps) == 6:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return step(*arguments, **options)
 
+    before = signal.signal(number, lambda *_: pytest.fail("training does not wait for this signal"))
     with monkeypatch.context() as patched:
         patched.setattr(RelposTrainer, "training_step", interrupted)
-        assert relpos(["train", str(small_file(updates=100_000)), "--out", str(run)]) == 130
+        assert relpos(["train", str(small_file(updates=100_000)), "--out", str(run)]) == 128 + number
+    signal.signal(number, before)
     out, errors = capsys.readouterr()
     assert out == ""
-    assert "go on with --resume" in errors.splitlines()[-1]
-    assert sealed_checkpoints(run / "checkpoints")[-1].name == "checkpoint-6"
+    assert f"{run / 'checkpoints' / 'checkpoint-6'}; go on with --resume" in errors.splitlines()[-1]
     train(small_recipe(updates=8), run, resume=True)
     train(small_recipe(updates=8), tmp_path / "unbroken")
     assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
