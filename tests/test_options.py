@@ -130,7 +130,7 @@ def test_an_option_without_effect_or_out_of_range_is_refused_before_the_model_is
     "options",
     [
         "--sample --temperature 0.001",
-        "--sample --temperature 1000",
+        "--sample --temperature 1e3",
         "--length-penalty 5",
         "--length-penalty -5",
     ],

@@ -10,25 +10,8 @@ ODD_CHARACTERS = (
     "\u2066\u2069\ufeff\ufffd\uffff\ue000\U0001f468\U000e0001\U0010ffff\u0b95\u3000\u1680"
 )
 ODD_STRINGS = (
-    *(
-        "",
-        " ",
-        "\n",
-        "-",
-        "--",
-        "~",
-        "null",
-        "None",
-        "no",
-        "nan",
-        "-inf",
-        "1e400",
-        "1e-40",
-        "0x10",
-        "-1",
-        "0",
-    ),
-    *("1.5", "9" * 5000, "x" * 5000, "%s%n", "{}", "[1, 2", "{a: b", "&a [*a]"),
+    *("", " ", "\n", "-", "--", "~", "null", "None", "no", "nan", "-inf", "1e400", "1e-40", "0x10", "-1"),
+    *("0", "1.5", "9" * 5000, "x" * 5000, "%s%n", "{}", "[1, 2", "{a: b", "&a [*a]"),
     *("!!python/object/apply:os.system [id]", "!!binary aGk=", "../thesis.txt", "thesis.txt", "notes"),
     *("missing/file", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/mem", "/dev/null/x", "a/" * 3000),
     *("\u202etxt.exe", "\udcff\udc80", "<s>", "\U0001f468\u200d\U0001f469", "2001-99-99", "`id`; $(id)"),

@@ -126,13 +126,7 @@ def test_report_holds_every_part(tmp_path) -> None:
     results = [_result("relative", exact=0.9, bleu=80.0, far=0.5), _result("none", exact=0.3, far=0.0)]
     page = _page(tmp_path, json.loads(json.dumps(results)), title="At work", pictures=[number_line_picture()])
     parts = ("The variants compared", "Short and long input", "While learning", "From positions to rows")
-    for words in (
-        *parts,
-        "<title>At work</title>",
-        "eins relative",
-        "eins none",
-        "nrefs:1|case:mixed|tok:13a",
-    ):
+    for words in (*parts, "<title>At work</title>", "eins relative", "eins none", "nrefs:1|case:mixed|tok"):
         assert words in page
     assert page.count("<img ") == 3
 

@@ -102,9 +102,7 @@ def test_a_damaged_line_is_told_with_its_number(tmp_path) -> None:
 
 def test_results_of_other_settings_are_not_taken_for_those_asked_for(experiment, trained, tmp_path) -> None:
     run_experiment(experiment, tmp_path)
-    with pytest.raises(
-        UsageError, match=r"holds results of other settings \(numbers, relative\); choose another --out\."
-    ):
+    with pytest.raises(UsageError, match=r"results of other settings \(numbers, relative\); choose another"):
         run_experiment(experiment, tmp_path, ["training.updates=3"])
     # what was written before records had a fingerprint
     (tmp_path / "results.jsonl").write_text(f"{RECORD}\n")

@@ -428,9 +428,7 @@ def test_a_prefix_that_fills_learned_positions_is_refused(copier) -> None:
     prefix = " ".join(["dog"] * 20)
     length = len(copier.tokenizer(prefix).input_ids)  # the start in the place of the end
     assert runs_on(copier, length).translate(["cat"], prefix=prefix)
-    with pytest.raises(
-        InputError, match=rf"^the prefix has {length - 1} subwords, .* room for {length - 2};"
-    ):
+    with pytest.raises(InputError, match=rf"^the prefix has {length - 1} .* room for {length - 2};"):
         runs_on(copier, length - 1).translate(["cat"], prefix=prefix)
 
 

@@ -15,22 +15,10 @@ from relpos.translation.recipe import (
 from relpos.translation.runs import begin_run, resume_run, working_in_run
 
 # other values of these leave the updates that were made as they are
-MAY_CHANGE = {
-    "updates": 9,
-    "minutes": 1.5,
-    "log_every": 7,
-    "evaluate_every": 7,
-    "patience": 3,
-    "keep": 9,
-    "average": 2,
-    "validation_pairs": 7,
-}
-SECTIONS = {
-    "data": DataSettings,
-    "tokenizer": TokenizerSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-}
+MAY_CHANGE = {"updates": 9, "minutes": 1.5, "log_every": 7, "evaluate_every": 7, "validation_pairs": 7}
+MAY_CHANGE |= {"patience": 3, "keep": 9, "average": 2}
+SECTIONS = {"data": DataSettings, "tokenizer": TokenizerSettings, "model": ModelSettings}
+SECTIONS |= {"training": TrainingSettings}
 # where the text lies is no setting of the updates
 GUARDED = [
     (section, key)

@@ -131,17 +131,8 @@ def test_run_folder_holds_what_the_docs_promise(small_recipe, tmp_path) -> None:
     run = tmp_path / "run"
     model = train(small_recipe(), run)
     assert model == run / "model"
-    names = {
-        "recipe.yaml",
-        "data.json",
-        "tokenizer",
-        "checkpoints",
-        "metrics.jsonl",
-        "logs",
-        "model",
-        "cache",
-    }
-    names |= {"relpos.json", "relpos.lock"}
+    names = {"recipe.yaml", "data.json", "metrics.jsonl", "relpos.json", "relpos.lock"}
+    names |= {"tokenizer", "checkpoints", "logs", "model", "cache"}
     assert {path.name for path in run.iterdir()} == names
     assert any((run / "logs").iterdir())
     assert is_sealed(model)

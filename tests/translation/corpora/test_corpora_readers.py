@@ -289,9 +289,7 @@ def test_a_stream_is_read_as_a_file_and_stays_open():
         stream = io.BufferedReader(io.BytesIO(content))
         assert list(read_lines(stream)) == ["one", "two"]
         assert not stream.closed
-    with pytest.raises(
-        InputError, match="standard input is not UTF-8: line 2 has byte 0xff at byte offset 4"
-    ):
+    with pytest.raises(InputError, match="standard input is not UTF-8: line 2 has byte 0xff at byte"):
         list(read_lines(io.BufferedReader(io.BytesIO(b"one\n\xff"))))
     assert list(read_lines(io.BufferedReader(io.BytesIO(b"")))) == []
 
