@@ -34,11 +34,12 @@ def test_same_seed_gives_the_very_same_losses(small_recipe, tmp_path, metrics) -
 
 def test_resumed_run_has_the_very_losses_of_an_unbroken_one(small_recipe, tmp_path, metrics) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(small_recipe(updates=40, evaluate_every=17), whole)
-    train(small_recipe(updates=17, evaluate_every=17), broken)
-    train(small_recipe(updates=40, evaluate_every=17), broken, resume=True)
+    # in the middle of an epoch
+    train(small_recipe(updates=20, evaluate_every=9), whole)
+    train(small_recipe(updates=9, evaluate_every=9), broken)
+    train(small_recipe(updates=20, evaluate_every=9), broken, resume=True)
     losses = metrics(whole, "loss")
-    assert len(losses) == 40
+    assert len(losses) == 20
     assert metrics(broken, "loss") == losses
     assert metrics(broken, "eval_loss") == metrics(whole, "eval_loss")
     seconds = list(metrics(broken, "seconds").values())
@@ -175,6 +176,7 @@ def test_resuming_a_finished_run_changes_nothing(small_recipe, tmp_path, metrics
 
 def test_patience_counts_on_after_resuming(small_recipe, tmp_path, metrics) -> None:
     settings = {"warmup": 4, "learning_rate_scale": 200.0, "best": "loss", "patience": 4}
+    settings |= {"validation_pairs": 1, "evaluate_every": 2}
     train(small_recipe(updates=400, **settings), tmp_path / "unbroken")
     last = max(metrics(tmp_path / "unbroken", "eval_loss"))
     assert 8 < last < 400
