@@ -352,14 +352,9 @@ def test_an_override_reaches_its_key(written, override, read, value) -> None:
     assert read(load_recipe(written(yaml.safe_dump(SMALLEST)), [override])) == value
 
 
-def test_the_last_of_several_overrides_holds(written) -> None:
-    found = load_recipe(written(yaml.safe_dump(SMALLEST)), ["training.seed=3", "training.seed=4"])
-    assert found.training.seed == 4
-
-
-def test_an_override_opens_a_section_left_empty(written) -> None:
-    found = load_recipe(written("data: {train: [{tsv: a.tsv}]}\ntraining:\n"), ["training.seed=3"])
-    assert found.training.seed == 3
+def test_the_last_of_several_overrides_holds_and_opens_a_section_left_empty(written) -> None:
+    path = written("data: {train: [{tsv: a.tsv}]}\ntraining:\n")
+    assert load_recipe(path, ["training.seed=3", "training.seed=4"]).training.seed == 4
 
 
 @pytest.mark.parametrize(

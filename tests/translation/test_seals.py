@@ -115,12 +115,8 @@ ENTRY = {"bytes": 3, "sha256": "0" * 64}
     [
         *({name: ENTRY} for name in ("../x", "/etc/passwd", "a/../../x", "", ".", "a//b")),
         *({name: ENTRY} for name in ("\ud800", "a\\..", "c:x")),
-        {"config.json": {"bytes": float("inf"), "sha256": "0" * 64}},
-        {"config.json": {"bytes": -1, "sha256": "0" * 64}},
-        {"config.json": {"bytes": True, "sha256": "0" * 64}},
-        {"config.json": {"bytes": 3, "sha256": "x"}},
-        {"config.json": {"bytes": 3, "sha256": "0" * 64, "sample": 4}},
-        {"config.json": [ENTRY]},
+        *({"config.json": ENTRY | {"bytes": value}} for value in (float("inf"), -1, True)),
+        *({"config.json": entry} for entry in (ENTRY | {"sha256": "x"}, ENTRY | {"sample": 4}, [ENTRY])),
     ],
 )
 def test_a_seal_with_other_names_or_values_is_damaged(sealed, files) -> None:
