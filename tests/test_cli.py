@@ -201,7 +201,7 @@ def test_hypotheses_with_scores_come_as_json(relpos, numbers_run) -> None:
 def test_reader_that_leaves_ends_the_command_quietly(numbers_run) -> None:
     relpos = f"{sys.executable} -m relpos"
     command = f"yes one | head -20000 | {relpos} translate {numbers_run} --beams 1 | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=400, check=False)
     assert done.stdout == "eins\n"
     assert "Traceback" not in done.stderr
     assert "Error" not in done.stderr
