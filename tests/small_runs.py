@@ -1,6 +1,9 @@
 """A recipe that trains in seconds, for tests of training itself, and what a run has logged."""
 
 import json
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +42,12 @@ def read_metrics(run: Path, name: str) -> dict[int, float]:
     """Every logged value of `name` by its update."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line[name] for line in lines if name in line}
+
+
+def wait_until(is_there: Callable[[], object], process: subprocess.Popen) -> None:
+    """Return once `is_there` says so, while `process` runs."""
+    until = time.monotonic() + 240
+    while not is_there():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)

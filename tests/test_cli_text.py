@@ -70,10 +70,9 @@ def test_white_space_and_invisible_signs_change_no_line(translate) -> None:
     assert translate(stdin=b"\xef\xbb\xbf" + joined(changed))[1] == true
     assert translate(stdin=joined(changed).replace(b"\n", b"\r\n"))[1] == true
     assert translate(stdin=joined(changed).replace(b"\n", b"\r"))[1] == true
-    assert (
-        translate("--prefix", "cat ", stdin=joined(LINES))[1]
-        == translate("--prefix", "cat", stdin=joined(LINES))[1]
-    )
+    prefixed = translate("--prefix", "cat", stdin=joined(LINES))[1]
+    assert translate("--prefix", "cat ", stdin=joined(LINES))[1] == prefixed
+    assert all(line.startswith("cat") for line in prefixed if line)
 
 
 @pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad", "\u2060", "\x00"])
@@ -86,12 +85,9 @@ def test_a_line_of_invisible_signs_gives_an_empty_line(translate, sign) -> None:
 
 def test_a_line_on_a_pipe_is_answered_before_the_next_is_written(translate, model) -> None:
     _, true, _ = translate(stdin=joined(LINES))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "relpos", "translate", str(model), "--beams", "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", "relpos", "translate", str(model), "--beams", "1"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, **pipes)
     answers: queue.Queue[bytes] = queue.Queue()
     reader = threading.Thread(target=lambda: [answers.put(line) for line in process.stdout], daemon=True)
     reader.start()
@@ -189,10 +185,8 @@ def test_evaluate_never_splits(model, tmp_path, capsys) -> None:
     whole = Translator.load(model)
     with pytest.warns(UserWarning, match="trained on at most"):
         true = whole.translate([long])[0][0].text
-    assert (
-        run(["evaluate", str(model), "--data", str(path), "--json", "--hypotheses", str(tmp_path / "out")])
-        == 0
-    )
+    options = ["--data", str(path), "--json", "--hypotheses", str(tmp_path / "out")]
+    assert run(["evaluate", str(model), *options]) == 0
     assert (tmp_path / "out").read_text().split("\n")[:-1] == [true, true]
     out, errors = capsys.readouterr()
     assert json.loads(out)["scores"]["segments"] == 2

@@ -61,22 +61,22 @@ def function_of(trees: ModuleType, source: str = SOURCE):
     return trees.tree_of(ast.parse(source).body[0], "module")
 
 
-def test_nodes_of_a_function_stand_below_their_parents(trees: ModuleType) -> None:
+def encoder(example: ModuleType, vocabulary: Any, num_labels: int) -> Any:
+    torch.manual_seed(0)
+    num_kinds, num_words = len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD
+    return example.Encoder(num_kinds, num_words, num_labels)
+
+
+def test_nodes_of_a_function_stand_below_their_parents(trees) -> None:
     function = function_of(trees)
     assert function.kinds[:4] == ("FunctionDef", "arguments", "arg", "arg")
     assert function.parents[:4] == (-1, 0, 1, 1)
     assert all(parent < index for index, parent in enumerate(function.parents))
-    loop = function.kinds.index("For")
-    assert [
-        kind for kind, parent in zip(function.kinds, function.parents, strict=True) if parent == loop
-    ] == [
-        "Name",
-        "Name",
-        "AugAssign",
-    ]
+    loop, nodes = function.kinds.index("For"), zip(function.kinds, function.parents, strict=True)
+    assert [kind for kind, parent in nodes if parent == loop] == ["Name", "Name", "AugAssign"]
 
 
-def test_variables_are_numbers_and_other_names_stay_words(trees: ModuleType) -> None:
+def test_variables_are_numbers_and_other_names_stay_words(trees) -> None:
     function = function_of(trees)
     places = [variable for variable in function.variables if variable != trees.NO_VARIABLE]
     # rows key | result | row rows | result row key | result
@@ -84,7 +84,7 @@ def test_variables_are_numbers_and_other_names_stay_words(trees: ModuleType) -> 
     assert {"get", "default", "other", "total"} <= set(function.words)
 
 
-def test_no_name_of_a_variable_is_left_in_a_function(trees: ModuleType) -> None:
+def test_no_name_of_a_variable_is_left_in_a_function(trees) -> None:
     function = function_of(trees)
     assert not {"rows", "key", "result", "row"} & {*function.words, *function.kinds}
     renamed = SOURCE
@@ -94,7 +94,7 @@ def test_no_name_of_a_variable_is_left_in_a_function(trees: ModuleType) -> None:
     assert function_of(trees, renamed.replace("v30", "v0")) == function
 
 
-def test_held_out_modules_are_whole_and_share_no_function(trees: ModuleType, library: Path) -> None:
+def test_held_out_modules_are_whole_and_share_no_function(trees, library) -> None:
     # a copy under another name would be known from the training
     (library / "copy.py").write_text((library / "module1.py").read_text())
     functions = trees.read_functions(library)
@@ -104,13 +104,11 @@ def test_held_out_modules_are_whole_and_share_no_function(trees: ModuleType, lib
     assert len(training) + len(held_out) == len(functions) == 30 * 4
     tops = [{function.module.split("/")[0] for function in part} for part in (training, held_out)]
     assert not tops[0] & tops[1]
-    contents = {
-        (function.kinds, function.words, function.parents, function.variables) for function in functions
-    }
+    contents = {(each.kinds, each.words, each.parents, each.variables) for each in functions}
     assert len(contents) == len(functions)
 
 
-def test_functions_of_a_real_package_are_of_the_right_size(trees: ModuleType) -> None:
+def test_functions_of_a_real_package_are_of_the_right_size(trees) -> None:
     functions = trees.read_functions(Path(json.__file__).parent)
     assert "decoder" in {function.module for function in functions}
     for function in functions:
@@ -120,7 +118,7 @@ def test_functions_of_a_real_package_are_of_the_right_size(trees: ModuleType) ->
         assert len(places) > len(set(places))
 
 
-def test_about_a_fifth_of_the_standard_library_is_held_out(trees: ModuleType) -> None:
+def test_about_a_fifth_of_the_standard_library_is_held_out(trees) -> None:
     names = sorted(sys.stdlib_module_names)
     held_out = [trees.is_held_out(name) for name in names]
     assert 0.1 < sum(held_out) / len(held_out) < 0.3
@@ -128,19 +126,19 @@ def test_about_a_fifth_of_the_standard_library_is_held_out(trees: ModuleType) ->
     assert [trees.is_held_out(f"{name}/inner") for name in names] == held_out
 
 
-def test_tests_and_installed_packages_are_left_out(trees: ModuleType, library: Path) -> None:
+def test_tests_and_installed_packages_are_left_out(trees, library) -> None:
     for name in ("test", "site-packages", "package0/tests"):
         (library / name).mkdir()
         (library / name / "more.py").write_text(SOURCE)
     assert len(trees.read_functions(library)) == 30 * 4
 
 
-def test_a_folder_without_functions_is_refused(trees: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_without_functions_is_refused(trees, tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match="folder must hold Python modules with functions; got"):
         trees.read_functions(tmp_path)
 
 
-def test_hidden_uses_look_alike_whatever_stood_there(example: ModuleType, trees: ModuleType) -> None:
+def test_hidden_uses_look_alike_whatever_stood_there(example, trees) -> None:
     functions = [function_of(trees)] * 200
     batch = example.Vocabulary(functions).batch(functions)
     task = example.hide(batch, torch.Generator().manual_seed(0))
@@ -152,7 +150,7 @@ def test_hidden_uses_look_alike_whatever_stood_there(example: ModuleType, trees:
     assert torch.equal(task.words[is_word], batch.words[is_word])
 
 
-def test_only_later_uses_are_hidden_and_some_in_each_function(example: ModuleType, trees: ModuleType) -> None:
+def test_only_later_uses_are_hidden_and_some_in_each_function(example, trees) -> None:
     functions = [function_of(trees)] * 200
     batch = example.Vocabulary(functions).batch(functions)
     task = example.hide(batch, torch.Generator().manual_seed(0))
@@ -167,9 +165,7 @@ def test_only_later_uses_are_hidden_and_some_in_each_function(example: ModuleTyp
     assert task.in_scope.gather(1, task.targets[:, firsts]).all()
 
 
-def test_names_of_variables_are_drawn_anew_so_that_none_is_likelier(
-    example: ModuleType, trees: ModuleType
-) -> None:
+def test_names_of_variables_are_drawn_anew_so_that_none_is_likelier(example, trees) -> None:
     functions = [function_of(trees)] * 2000
     batch = example.Vocabulary(functions).batch(functions)
     task = example.hide(batch, torch.Generator().manual_seed(0))
@@ -177,15 +173,12 @@ def test_names_of_variables_are_drawn_anew_so_that_none_is_likelier(
     torch.testing.assert_close(share, torch.full((8,), 1 / 8), atol=0.02, rtol=0)
 
 
-def test_a_change_of_what_is_hidden_changes_no_logit(example: ModuleType, trees: ModuleType) -> None:
+def test_a_change_of_what_is_hidden_changes_no_logit(example, trees) -> None:
     functions = [function_of(trees)]
     vocabulary = example.Vocabulary(functions)
     batch = vocabulary.batch(functions)
-    torch.manual_seed(0)
     for labelling, label in example.LABELLINGS.items():
-        model = example.Encoder(
-            len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD, label(batch).num_labels
-        )
+        model = encoder(example, vocabulary, label(batch).num_labels)
         task = example.hide(batch, torch.Generator().manual_seed(1))
         other = example.Task(task.words, task.is_hidden, task.targets.flip(1), task.in_scope)
         logits, targets = example.hidden_logits(model, batch, task, labelling)
@@ -194,16 +187,13 @@ def test_a_change_of_what_is_hidden_changes_no_logit(example: ModuleType, trees:
         torch.testing.assert_close(logits, others, atol=0, rtol=0)
 
 
-def test_padding_changes_no_logit(example: ModuleType, trees: ModuleType) -> None:
+def test_padding_changes_no_logit(example, trees) -> None:
     longer = function_of(trees, SOURCE.replace("return result", "return result + result + result"))
     functions = [function_of(trees), longer]
     vocabulary = example.Vocabulary(functions)
     alone, together = vocabulary.batch(functions[:1]), vocabulary.batch(functions)
-    torch.manual_seed(0)
     for label in example.LABELLINGS.values():
-        model = example.Encoder(
-            len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD, label(alone).num_labels
-        )
+        model = encoder(example, vocabulary, label(alone).num_labels)
         logits = [
             model(batch.kinds, batch.words, _for_heads(label(batch).labels), batch.lengths)[0]
             for batch in (alone, together)
@@ -221,9 +211,7 @@ def _small_library(trees: ModuleType, example: ModuleType, library: Path, monkey
 
 
 @pytest.mark.usefixtures("_small_library")
-def test_example_prints_a_table_of_all_labellings(
-    example: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_prints_a_table_of_all_labellings(example, capsys) -> None:
     example.main(["--updates", "2", "--seeds", "2"])
     lines = capsys.readouterr().out.splitlines()
     assert "blind choice 25.0 %" in lines[0]
@@ -232,15 +220,11 @@ def test_example_prints_a_table_of_all_labellings(
 
 
 @pytest.mark.usefixtures("_small_library")
-def test_example_gives_the_same_records_twice(
-    example: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_gives_the_same_records_twice(example, capsys) -> None:
     def records() -> list[dict]:
         example.main(["--updates", "3", "--json"])
-        return [
-            {**json.loads(line), "seconds": 0, "cpu_seconds": 0}
-            for line in capsys.readouterr().out.splitlines()
-        ]
+        lines = capsys.readouterr().out.splitlines()
+        return [{**json.loads(line), "seconds": 0, "cpu_seconds": 0} for line in lines]
 
     first = records()
     assert [record["labelling"] for record in first] == list(example.LABELLINGS)
@@ -248,7 +232,7 @@ def test_example_gives_the_same_records_twice(
     assert records() == first
 
 
-def test_example_learns_what_only_a_relation_tells(example: ModuleType, trees: ModuleType) -> None:
+def test_example_learns_what_only_a_relation_tells(example, trees) -> None:
     # the siblings of a hidden use show its variable, and no bag of nodes does
     calls = ["f(a, a, a)", "f(b, b, b)", "f(c, c, c)", "f(d, d, d)"]
     sources = ["def g(a, b, c, d):\n    " + "\n    ".join(calls[i:] + calls[:i]) for i in range(4)]
@@ -257,10 +241,7 @@ def test_example_learns_what_only_a_relation_tells(example: ModuleType, trees: M
     scores = {}
     for labelling in ("none", "tree"):
         num_labels = example.LABELLINGS[labelling](vocabulary.batch(functions[:1])).num_labels
-        torch.manual_seed(0)
-        model = example.Encoder(
-            len(vocabulary.kinds) + 1, len(vocabulary.words) + example.FIRST_WORD, num_labels
-        )
+        model = encoder(example, vocabulary, num_labels)
         example.train(model, functions, vocabulary, labelling, 80, 0)
         scores[labelling] = example.score(model, functions, vocabulary, labelling)["accuracy"]
     assert scores["tree"] > scores["none"] + 0.4
@@ -276,9 +257,7 @@ def test_example_learns_what_only_a_relation_tells(example: ModuleType, trees: M
         (["--updates", "many"], "argument --updates: must be a number of at least 1; got many"),
     ],
 )
-def test_wrong_options_of_the_example_are_refused_in_a_line(
-    example: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_wrong_options_of_the_example_are_refused_in_a_line(example, capsys, arguments, message) -> None:
     with pytest.raises(SystemExit, match="2"):
         example.main(arguments)
     assert message in capsys.readouterr().err
@@ -294,31 +273,22 @@ def start(library: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     )
 
     def call(*arguments: str, stdout: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code, str(FOLDER), str(library), *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        command = [sys.executable, "-c", code, str(FOLDER), str(library), *arguments]
+        streams = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.run(command, **streams, check=False, timeout=120)
 
     return call
 
 
-OUTPUTS = [["--updates", "1"], ["--updates", "1", "--json"]]
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", OUTPUTS)
-def test_a_full_disk_ends_the_example_in_one_line(start, arguments: list[str]) -> None:
+def test_a_full_disk_ends_the_example_in_one_line(start) -> None:
     with open("/dev/full", "w") as full:
-        done = start(*arguments, stdout=full)
+        done = start("--updates", "1", stdout=full)
     assert (done.returncode, done.stderr) == (1, "ast_identifiers.py: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", [*OUTPUTS, ["--help"]])
-def test_a_reader_that_left_is_no_failure_of_the_example(start, arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--updates", "1", "--json"], ["--help"]])
+def test_a_reader_that_left_is_no_failure_of_the_example(start, arguments) -> None:
     readable, writable = os.pipe()
     os.close(readable)
     done = start(*arguments, stdout=writable)
@@ -326,15 +296,12 @@ def test_a_reader_that_left_is_no_failure_of_the_example(start, arguments: list[
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_page_shows_the_means_of_the_records(example: ModuleType) -> None:
+def test_page_shows_the_means_of_the_records(example) -> None:
     root = FOLDER.parent
     lines = (root / "benchmarks" / "results" / "ast.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
-    rows = re.findall(
-        r"^\| ([a-z ]+?)[,:]?(?: [^|]*)?\| (\d+) \| ([\d.]+) % \|",
-        (root / "docs" / "relations.md").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
+    page = (root / "docs" / "relations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+?)[,:]?(?: [^|]*)?\| (\d+) \| ([\d.]+) % \|", page, re.MULTILINE)
     assert len(rows) == len(example.LABELLINGS)
     for labelling, (_, labels, mean) in zip(example.LABELLINGS, rows, strict=True):
         chosen = [record for record in records if record["labelling"] == labelling]

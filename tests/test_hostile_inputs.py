@@ -21,7 +21,7 @@ from hostile.case import Case, Material
 from small_runs import small_values
 
 # the first run with every other test, the rest with the slow ones
-CASES, QUICK, PARTS = 500, 150, 2
+CASES, QUICK, PARTS = 500, 100, 2
 CODES = (0, 1, 2, 130, 143)
 # seconds of the processor, which other work on the machine does not lengthen; who only waits has more
 CPU_SECONDS = 10
@@ -114,9 +114,7 @@ def material(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Materi
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_hostile_input_ends_in_one_sentence_and_harms_nothing(
-    part: int, worker: Worker, material: Material, tmp_path: Path
-) -> None:
+def test_a_hostile_input_ends_in_one_sentence_and_harms_nothing(part, worker, material, tmp_path) -> None:
     chosen = os.environ.get("RELPOS_HOSTILE")
     numbers = range(QUICK) if chosen is None else map(int, chosen.split(","))
     check([number for number in numbers if number % PARTS == part], worker, material, tmp_path)
@@ -124,9 +122,7 @@ def test_a_hostile_input_ends_in_one_sentence_and_harms_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_rest_of_five_hundred_hostile_inputs_harms_nothing(
-    part: int, worker: Worker, material: Material, tmp_path: Path
-) -> None:
+def test_the_rest_of_five_hundred_hostile_inputs_harms_nothing(part, worker, material, tmp_path) -> None:
     check(range(QUICK + part, CASES, PARTS), worker, material, tmp_path)
 
 

@@ -15,7 +15,7 @@ from relpos.cli import run
 from relpos.translation import experiments
 from relpos.translation.errors import Interrupted
 from relpos.translation.generation import Search
-from relpos.translation.recipe import load_recipe, packaged_recipes
+from relpos.translation.recipe import load_recipe
 from relpos.translation.training import train
 
 COMMANDS = [command.callback.__name__ for command in cli.app.registered_commands]
@@ -41,19 +41,13 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has learned nothing yet; its model translates all the same."""
     run = tmp_path_factory.mktemp("small") / "run"
     lines = "lines: 300, longest: 3, largest: 60"
-    keys = {
-        "data.train": f"[{{numbers: {{{lines}}}}}]",
-        "data.validation": f"[{{numbers: {{{lines}, part: heldout}}}}]",
-        "tokenizer.vocabulary": 320,
-        "model.d_model": 16,
-        "model.d_ff": 16,
-        "training.updates": 2,
-        "training.precision": "float32",
-    }
-    return train(load_recipe("numbers", [f"{key}={value}" for key, value in keys.items()]), run).parent
-
-
-# names
+    keys = [
+        f"data.train=[{{numbers: {{{lines}}}}}]",
+        f"data.validation=[{{numbers: {{{lines}, part: heldout}}}}]",
+        *("tokenizer.vocabulary=320", "model.d_model=16", "model.d_ff=16"),
+        *("training.updates=2", "training.precision=float32"),
+    ]
+    return train(load_recipe("numbers", keys), run).parent
 
 
 @pytest.mark.parametrize(
@@ -62,19 +56,16 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train numbers --ouut x", "no such option: --ouut; did you mean --out?"),
         ("train numbers --out x --resumee", "no such option: --resumee; did you mean --resume?"),
         ("train numbers --out x --updates 3", "no such option: --updates; did you mean --training.updates?"),
-        ("train numbers --out x --d_model=3", "no such option: --d_model; did you mean --model.d_model?"),
         ("train numbers --out x --zzzz 3", "no such option: --zzzz; see relpos train --help."),
-        ("train numbers --out x -z", "no such option: -z; see relpos train --help."),
         ("train numbers more --out x", "unexpected extra argument(s) (more)"),
         ("train numbers", "Missing option '--out'"),
+        ("translate", "Missing argument 'MODEL'"),
+        ("trane", "No such command"),
+        ("", "see relpos --help"),
         ("train numbers --out x --training.updates", "option --training.updates needs a value"),
-        (
-            "train numbers --out x --training.updates --model.d_ff 3",
-            "option --training.updates needs a value",
-        ),
+        ("train numbers --out x --training.updates --model.d_ff 3", "--training.updates needs a value"),
         ("train numbers --out x --trainin.updates 3", "unknown key 'trainin'; the nearest is 'training'"),
         ("reproduce demo --ouut x", "no such option: --ouut; did you mean --out?"),
-        ("recipe --updates 3", "no such option: --updates; did you mean --training.updates?"),
         ("recipe numbers --training.updtes 3", "unknown key 'training.updtes'; the nearest is 'updates'"),
         ("translate model --beans 3", "no such option: --beans; did you mean --beams?"),
         ("translate model --training.updates 3", "no such option: --training.updates; "),
@@ -83,9 +74,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--versoin", "no such option: --versoin; did you mean --version?"),
     ],
 )
-def test_a_misspelt_option_is_named_with_the_nearest(
-    fault: Callable[..., str], arguments: str, told: str
-) -> None:
+def test_a_misspelt_option_is_named_with_the_nearest(fault, arguments, told) -> None:
     assert told in fault(2, *arguments.split())
 
 
@@ -93,9 +82,7 @@ def test_a_misspelt_option_is_named_with_the_nearest(
     "arguments",
     ["numbers --training.updates 7", "--training.updates 7 numbers", "--training.updates=7 numbers"],
 )
-def test_keys_of_a_recipe_stand_before_or_behind_its_name(
-    capsys: pytest.CaptureFixture[str], arguments: str
-) -> None:
+def test_keys_of_a_recipe_stand_before_or_behind_its_name(capsys, arguments) -> None:
     assert run(["recipe", *arguments.split()]) == 0
     out, errors = capsys.readouterr()
     assert errors == ""
@@ -103,7 +90,7 @@ def test_keys_of_a_recipe_stand_before_or_behind_its_name(
     assert "lines: 20000, longest: 5" in out
 
 
-def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys) -> None:
     assert run(["recipe", "--model.relative_max_distance", "[2, 3]", "--data.target_language=fr"]) == 0
     out = capsys.readouterr().out
     assert "relative_max_distance: [2, 3]  #" in out
@@ -113,39 +100,28 @@ def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys: pytest.Capture
     assert "drop_matching: --x  #" in capsys.readouterr().out
 
 
-# options that would have no effect, or too much
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ("translate m --temperature 2", "--temperature changes nothing without --sample"),
-        ("translate m --temperature 1", "--temperature changes nothing without --sample"),
         ("translate m --seed 0", "--seed changes nothing without --sample"),
         ("translate m --sample --beams 4", "--sample draws each token and keeps no beams; leave out --beams"),
-        (
-            "translate m --sample --length-penalty 1",
-            "--length-penalty changes nothing with one beam or --sam",
-        ),
+        ("translate m --sample --length-penalty 1", "--length-penalty changes nothing with one beam or --s"),
         ("translate m --beams 1 --length-penalty 1", "--length-penalty changes nothing with one beam"),
         ("evaluate m --beams 1 --length-penalty 1", "--length-penalty changes nothing with one beam"),
         ("translate m --sample --n-best 2", "--n-best gives several translations a line; add --json."),
         ("translate m --sample --temperature 1e-40", "--temperature must be from 0.001 to 1000; got 1e-40."),
         ("translate m --sample --temperature 0", "--temperature must be from 0.001 to 1000; got 0.0."),
-        ("translate m --sample --temperature -1", "--temperature must be from 0.001 to 1000; got -1.0."),
         ("translate m --sample --temperature nan", "--temperature must be from 0.001 to 1000; got nan."),
-        ("translate m --sample --temperature inf", "--temperature must be from 0.001 to 1000; got inf."),
         ("translate m --length-penalty 1e308", "--length-penalty must be from -5 to 5; got 1e+308."),
         ("translate m --length-penalty nan", "--length-penalty must be from -5 to 5; got nan."),
-        ("evaluate m --length-penalty=-inf", "--length-penalty must be from -5 to 5; got -inf."),
-        ("evaluate m --length-penalty -5.1", "--length-penalty must be from -5 to 5; got -5.1."),
+        ("evaluate m --length-penalty=-5.1", "--length-penalty must be from -5 to 5; got -5.1."),
         ("translate m --sample --seed -1", "'--seed': it must be greater than or equal to 0"),
-        ("translate m --sample --seed 4294967296", "'--seed': it must be less than or equal to 4294967295"),
         ("translate m --temperature warm", "'--temperature': it must be a valid number"),
     ],
 )
 def test_an_option_without_effect_or_out_of_range_is_refused_before_the_model_is_read(
-    fault: Callable[..., str], arguments: str, told: str
+    fault, arguments, told
 ) -> None:
     assert told in fault(2, *arguments.split())
 
@@ -154,16 +130,12 @@ def test_an_option_without_effect_or_out_of_range_is_refused_before_the_model_is
     "options",
     [
         "--sample --temperature 0.001",
-        "--sample --temperature 1000",
+        "--sample --temperature 1e3",
         "--length-penalty 5",
         "--length-penalty -5",
-        "--sample --json --length-penalty 5",
-        "--beams 1 --json --length-penalty 2",
     ],
 )
-def test_the_ends_of_the_ranges_translate_with_finite_scores(
-    capsys: pytest.CaptureFixture[str], small_run: Path, tmp_path: Path, options: str
-) -> None:
+def test_the_ends_of_the_ranges_translate_with_finite_scores(capsys, small_run, tmp_path, options) -> None:
     text = tmp_path / "text"
     text.write_text("; ".join(["twenty-one"] * 30) + "\none\n")
     code = run(["translate", str(small_run), str(text), *options.split(), "--json"])
@@ -174,9 +146,7 @@ def test_the_ends_of_the_ranges_translate_with_finite_scores(
         assert -1e38 < score <= 0
 
 
-def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(
-    capsys: pytest.CaptureFixture[str], small_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(capsys, small_run, monkeypatch) -> None:
     search = cli._search
 
     def with_one_beam(translator: object, beams: int | None, *rest: object, **others: object) -> Search:
@@ -188,13 +158,8 @@ def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(
         assert "--length-penalty changes nothing with one beam" in capsys.readouterr().err
 
 
-# help
-
-
 @pytest.mark.parametrize("columns", ["80", "50"])
-def test_help_is_not_cut(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
-) -> None:
+def test_help_is_not_cut(capsys, monkeypatch, columns) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     for arguments in ([], *([name] for name in COMMANDS)):
         assert run([*arguments, "--help"]) == 0
@@ -209,15 +174,11 @@ def test_help_is_not_cut(
         assert f"{command.callback.__name__} {first}" in listed
 
 
-# closed streams
-
-
 @pytest.mark.parametrize(
     ("closed", "arguments", "code", "out", "told"),
     [
         ("<&-", "translate MODEL", 1, "", "relpos: standard input is closed; name a file, or give it one.\n"),
         ("<&- >&- 2>&-", "translate MODEL TEXT -o OUT", 0, "", ""),
-        (">&-", "--version", 1, "", "relpos: standard output: cannot be written (Bad file descriptor).\n"),
         (
             ">&-",
             "recipe --help",
@@ -229,19 +190,13 @@ def test_help_is_not_cut(
     ],
 )
 def test_a_closed_stream_is_told_where_it_is_needed(
-    small_run: Path, tmp_path: Path, closed: str, arguments: str, code: int, out: str, told: str
+    small_run, tmp_path, closed, arguments, code, out, told
 ) -> None:
     (tmp_path / "text").write_text("one\n")
     places = {"MODEL": small_run, "TEXT": tmp_path / "text", "OUT": tmp_path / "out"}
     words = [str(places.get(word, word)) for word in arguments.split()]
-    command = f'"$@" {closed}'
-    done = subprocess.run(
-        ["sh", "-c", command, "sh", sys.executable, "-m", "relpos", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "relpos", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout[-1:]) == (code, out), done.stderr
     assert done.stderr.startswith(told)
     assert bool(done.stderr) is bool(told)
@@ -249,25 +204,16 @@ def test_a_closed_stream_is_told_where_it_is_needed(
         assert (tmp_path / "out").read_text().count("\n") == 1
 
 
-# stopping
+SAVED, UNSAVED = "the state is in run/checkpoint-3;", "nothing was saved yet; run the same command again."
 
 
+@pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize(
-    ("arguments", "saved", "told"),
-    [
-        (["train", "numbers"], True, "the state is in run/checkpoint-3; go on with --resume."),
-        (["train", "numbers"], False, "nothing was saved yet; run the same command again."),
-        (["reproduce", "demo"], True, "the state is in run/checkpoint-3; run the same command again."),
-        (["reproduce", "demo"], False, "nothing was saved yet; run the same command again."),
-    ],
+    ("arguments", "more"),
+    [(["train", "numbers"], "go on with --resume."), (["reproduce", "demo"], "run the same command again.")],
 )
 def test_who_stops_a_command_is_told_how_it_goes_on(
-    fault: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    arguments: list[str],
-    saved: bool,
-    told: str,
+    fault, monkeypatch, tmp_path, arguments, saved, more
 ) -> None:
     def stop(*arguments: object, **options: object) -> None:
         raise Interrupted(signal.SIGTERM, Path("run/checkpoint-3") if saved else None)
@@ -275,24 +221,18 @@ def test_who_stops_a_command_is_told_how_it_goes_on(
     monkeypatch.setattr("relpos.translation.training.train", stop)
     monkeypatch.setattr(experiments, "train", stop)
     monkeypatch.setattr(cli, "say", lambda line: None)
+    told = f"{SAVED} {more}" if saved else UNSAVED
     assert fault(143, *arguments, "--out", tmp_path / "out") == f"relpos: stopped; {told}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("train numbers", "relpos: stopped."),
-        ("reproduce demo", "relpos: stopped; run the same command again to go on."),
-    ],
-)
-def test_an_interrupt_outside_of_training_is_told_too(
-    fault: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: str, told: str
-) -> None:
+def test_an_interrupt_outside_of_training_is_told_too(fault, monkeypatch, tmp_path) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_settle", stop)
-    assert fault(130, *arguments.split(), "--out", tmp_path / "out") == told
+    assert fault(130, "train", "numbers", "--out", tmp_path / "out") == "relpos: stopped."
+    told = "relpos: stopped; run the same command again to go on."
+    assert fault(130, "reproduce", "demo", "--out", tmp_path / "out") == told
 
 
 INTERRUPTS = """
@@ -310,7 +250,6 @@ sys.meta_path.insert(0, Interrupts())
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "told"),
     [
-        ("torch", ["-m", "relpos", "--version"], 130, "relpos: stopped.\n"),
         ("relpos.functional", ["-m", "relpos", "--version"], 130, "relpos: stopped.\n"),
         ("yaml", ["-m", "relpos", "recipe"], 130, "relpos: stopped.\n"),
         # who uses the library decides what an interrupt means
@@ -318,36 +257,24 @@ sys.meta_path.insert(0, Interrupts())
     ],
 )
 def test_who_stops_a_command_while_it_is_loaded_gets_one_line(
-    tmp_path: Path, module: str, arguments: list[str], code: int, told: str
+    tmp_path, module, arguments, code, told
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
     places = os.pathsep.join([str(tmp_path), *sys.path[1:]])
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": places, "STOP_AT": module},
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout) == (code, told)
+    environment = os.environ | {"PYTHONPATH": places, "STOP_AT": module}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout + done.stderr) == (code, told)
 
 
-# what is missing, told before anything is written
-
-
-def test_an_experiment_without_its_data_says_how_to_name_their_folder(
-    fault: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_without_its_data_says_how_to_name_their_folder(fault, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = (
         "relpos: multi30k needs {}, looked for in {}; name the folder that holds them: --data.folder FOLDER."
     )
     first, *others = [f"multi30k.en-de.{part}.tsv.gz" for part in ("train", "val", "test_2016")]
-    assert fault(1, "reproduce", "multi30k", "--out", "out") == told.format(
-        f"{first} and 2 more files", tmp_path
-    )
+    expected = told.format(f"{first} and 2 more files", tmp_path)
+    assert fault(1, "reproduce", "multi30k", "--out", "out") == expected
     (tmp_path / "data").mkdir()
     for name in (first, others[0]):
         (tmp_path / "data" / name).touch()
@@ -356,9 +283,7 @@ def test_an_experiment_without_its_data_says_how_to_name_their_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_corpus_of_which_nothing_is_kept_tells_how_many_went_and_why(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_corpus_of_which_nothing_is_kept_tells_how_many_went_and_why(capsys, tmp_path) -> None:
     (tmp_path / "pairs.tsv").write_text("same\tsame\n12\t13\nSame\tsame\n")
     (tmp_path / "mine.yaml").write_text(f"data: {{folder: '{tmp_path}', train: [{{tsv: pairs.tsv}}]}}\n")
     assert run(["train", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "run")]) == 1
@@ -366,9 +291,3 @@ def test_a_corpus_of_which_nothing_is_kept_tells_how_many_went_and_why(
         "relpos: the train part of the corpus is empty: 0 of 3 pairs kept; 2 dropped: equal sides; "
         "1 dropped: too few letters; change data.cleaning, or give other text."
     )
-
-
-def test_every_recipe_that_comes_with_relpos_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in packaged_recipes():
-        assert run(["recipe", name]) == 0
-        assert capsys.readouterr().out.startswith("format: 1\n")

@@ -86,20 +86,14 @@ def _jsonl(random: Random, count: int) -> bytes:
             record = changed(random, record, ODD_VALUES)
         lines.append(json.dumps(record))
         if random.random() < 0.02:
-            odd = (
-                "[" * 50_000,
-                '{"source": ' + "9" * 5000 + "}",
-                '{"source": "a", "source": 1e999}',
-                "NaN",
-                "",
-            )
-            lines.append(random.choice(odd))
+            digits, twice = '{"source": ' + "9" * 5000 + "}", '{"source": "a", "source": 1e999}'
+            lines.append(random.choice(("[" * 50_000, digits, twice, "NaN", "")))
     return "\n".join(lines).encode()
 
 
 def _po(random: Random, count: int) -> bytes:
     charset = random.choice(
-        ("utf-8", "utf-8", "utf-16", "latin-1", "nothing", "\x00", "zlib", "rot13", "idna")
+        ["utf-8", "utf-8", "utf-16", "latin-1", "nothing", "\x00", "zlib", "rot13", "idna"]
     )
     data = _PO.format(charset) + "".join(
         f'\nmsgid "{text.words(random)} {n}"\nmsgstr "{text.words(random)} {n}"\n' for n in range(count)

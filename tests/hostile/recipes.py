@@ -13,16 +13,9 @@ from hostile.case import Case, Material
 # values with which training takes no longer than it would
 _MILD = tuple(value for value in ODD_VALUES if not isinstance(value, int) or abs(value) < 10)
 _SHORT = [
-    "--training.updates=2",
-    "--training.minutes=0.1",
-    "--training.warmup=2",
-    "--model.d_model=16",
-    "--model.d_ff=32",
-    "--model.encoder_layers=1",
-    "--model.decoder_layers=1",
-    "--training.tokens_per_batch=512",
-    "--training.accumulation=1",
-    "--training.max_length=24",
+    *("--training.updates=2", "--training.minutes=0.1", "--training.warmup=2", "--model.d_model=16"),
+    *("--model.d_ff=32", "--model.encoder_layers=1", "--model.decoder_layers=1"),
+    *("--training.tokens_per_batch=512", "--training.accumulation=1", "--training.max_length=24"),
     "--tokenizer.vocabulary=320",
 ]
 
@@ -70,14 +63,7 @@ def _written(random: Random, values: Any, odd: tuple[Any, ...], *, is_text_kept:
 def _source(random: Random) -> dict[str, Any]:
     """A corpus that is not there, or is no corpus."""
     places = (
-        "/dev/zero",
-        "/dev/null",
-        "notes",
-        "thesis.txt",
-        "missing",
-        "a" * 300,
-        "/proc/self/mem",
-        "\ud800",
+        *("/dev/zero", "/dev/null", "notes", "thesis.txt", "missing", "a" * 300, "/proc/self/mem", "\ud800"),
     )
     place = random.choice(places)
     return random.choice(
@@ -93,31 +79,10 @@ def _source(random: Random) -> dict[str, Any]:
 
 
 _ODD_LINES = (
-    "seed: 1",
-    "\tseed: 1",
-    "seed: 2001-99-99",
-    "seed: 2001-01-01T99:99:99Z",
-    "seed: !!binary '%%'",
-    "seed: !!python/name:os.system",
-    "seed: !!set {a, b}",
-    "seed: !!int x",
-    "seed: !!float ''",
-    "seed: 0x",
-    "seed: 1_0:99:99",
-    "seed: &a [*a]",
-    "seed: *missing",
-    "? [a, b]",
-    "? {a: b}: c",
-    "<<: {seed: 1}",
-    "<<: 3",
-    "=: 1",
-    "~: 1",
-    "no: 1",
-    "1: 1",
-    "seed: >9\n x",
-    'seed: "\\ud800"',
-    "seed: '",
-    "@",
+    *("seed: 1", "\tseed: 1", "seed: 2001-99-99", "seed: 2001-01-01T99:99:99Z", "seed: !!binary '%%'"),
+    *("seed: !!python/name:os.system", "seed: !!set {a, b}", "seed: !!int x", "seed: !!float ''", "seed: 0x"),
+    *("seed: 1_0:99:99", "seed: &a [*a]", "seed: *missing", "? [a, b]", "? {a: b}: c", "<<: {seed: 1}"),
+    *("<<: 3", "=: 1", "~: 1", "no: 1", "1: 1", "seed: >9\n x", 'seed: "\\ud800"', "seed: '", "@"),
     "%TAG ! !",
 )
 _BOMBS = (

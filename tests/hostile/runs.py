@@ -8,13 +8,8 @@ from hostile.case import Case, Material
 from hostile.models import spoil
 
 _THEIRS = (
-    "run/notes.txt",
-    "run/model.old",
-    "run/logs/notes.txt",
-    "run/cache/notes.txt",
-    "run/model/README.md",
-    "run/checkpoints/checkpoint-best",
-    "run/checkpoints/checkpoint-8-backup/weights",
+    *("run/notes.txt", "run/model.old", "run/logs/notes.txt", "run/cache/notes.txt", "run/model/README.md"),
+    *("run/checkpoints/checkpoint-best", "run/checkpoints/checkpoint-8-backup/weights"),
     "run/checkpoints/checkpoint-\u00b2/weights",
     "run/checkpoints/checkpoint-4/theirs.txt",
 )

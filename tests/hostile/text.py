@@ -69,12 +69,7 @@ KINDS: tuple[Callable[[Random], bytes], ...] = (
     lambda r: b"%PDF-1.4\n" + r.randbytes(200),
     lambda r: b"\x7fELF\x02\x01\x01" + bytes(9) + r.randbytes(200),
     lambda r: damaged(r, _lines(r).encode()),
-    _odd,
-    _odd,
-    _gzip,
-    _zip,
-    _long,
-    _long,
+    *(_odd, _odd, _gzip, _zip, _long, _long),
 )
 
 

@@ -46,7 +46,7 @@ class _Stack(nn.Module):
 @pytest.mark.parametrize(
     "options", [{}, {"relative_per_head": True}, {"relative_keys": False}, {"bias": False}]
 )
-def test_what_is_seen_rebuilds_the_output_of_the_layer(options: dict) -> None:
+def test_what_is_seen_rebuilds_the_output_of_the_layer(options) -> None:
     attention, x = _attention(**options), _tokens()
     out: list[Tensor] = []
     (seen,) = observe(attention, lambda: out.append(attention(x, x, x, is_causal=True)[0]))
@@ -96,7 +96,7 @@ def test_hooks_are_removed_also_after_an_exception() -> None:
 
 
 @pytest.mark.parametrize("distance", [-1, 1])
-def test_a_head_that_likes_one_distance_is_seen_to(distance: int) -> None:
+def test_a_head_that_likes_one_distance_is_seen_to(distance) -> None:
     attention, x = _attention(), _tokens()
     with torch.no_grad():
         # every query is a vector of ones
@@ -128,13 +128,8 @@ def test_padding_counts_in_no_distance() -> None:
     longer = torch.cat((x, torch.full((1, 2, WIDTH), 50.0, dtype=torch.float64)), dim=1)
     (alone,) = observe(attention, lambda: attention(x, x, x))
     (padded,) = observe(attention, lambda: attention(longer, longer, longer, key_padding_mask=padding))
-    for name in (
-        "pairs",
-        "content_by_distance",
-        "position_by_distance",
-        "weight_by_distance",
-        "position_share",
-    ):
+    names = ("content_by_distance", "position_by_distance", "weight_by_distance", "position_share")
+    for name in ("pairs", *names):
         torch.testing.assert_close(getattr(padded, name), getattr(alone, name), equal_nan=True)
 
 
@@ -148,7 +143,7 @@ def test_sequence_first_layers_are_seen_alike() -> None:
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_one_sequence_without_a_batch_is_seen_as_a_batch_of_one(batch_first: bool) -> None:
+def test_one_sequence_without_a_batch_is_seen_as_a_batch_of_one(batch_first) -> None:
     attention = _attention(batch_first=batch_first)
     x, padding = _tokens(batch=1), torch.tensor([[False] * 4 + [True] * 2])
     alone = x[0]

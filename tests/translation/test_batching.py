@@ -102,11 +102,6 @@ def test_other_epochs_mix_rows_of_one_length_into_other_batches() -> None:
     assert first != {frozenset(batch) for batch in batches}
 
 
-def test_a_row_longer_than_the_budget_stands_alone() -> None:
-    drawn = list(TokenBatches([3, 50, 2, 60, 50], 10))
-    assert sorted(map(sorted, drawn)) == [[0, 2], [1], [3], [4]]
-
-
 def test_rows_of_similar_length_come_together() -> None:
     some = [1 + (31 * i) % 64 for i in range(640)]
     batches = TokenBatches(some, 512)

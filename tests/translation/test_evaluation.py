@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import random
 from collections.abc import Callable, Sequence
 
 import datasets
@@ -20,10 +19,9 @@ REFERENCES = ["The green house is old .", "A cat sat on the red mat .", "Two dog
 
 
 class Echo:
-    """Stands for a translator: says what it was given, changed by a function."""
+    """Stands for a translator: says what it was given."""
 
-    def __init__(self, change: Callable[[str], str] = str) -> None:
-        self.change = change
+    def __init__(self) -> None:
         self.searches: list[Search | None] = []
 
     def translate(
@@ -39,21 +37,7 @@ class Echo:
         self.searches.append(search)
         if progress:
             progress(len(texts))
-        return [[Hypothesis(self.change(text), -1.0), Hypothesis("second best", -2.0)] for text in texts]
-
-
-def test_identical_translations_score_as_high_as_can_be() -> None:
-    found = score(REFERENCES, REFERENCES)
-    assert found.bleu == pytest.approx(100)
-    assert found.bleu_lowercased == pytest.approx(100)
-    assert found.chrf == pytest.approx(100)
-    assert found.exact == 1
-    assert found.segments == 3
-
-
-def test_translations_with_nothing_in_common_score_nothing() -> None:
-    found = score(["zzz qqq xxx vvv jjj"] * 3, ["abc def", "abd", "efc"])
-    assert found.bleu == found.chrf == found.exact == 0
+        return [[Hypothesis(text, -1.0), Hypothesis("second best", -2.0)] for text in texts]
 
 
 def test_empty_hypotheses_are_scored_as_nothing() -> None:
@@ -92,22 +76,14 @@ def test_exact_is_a_share_and_white_space_at_the_ends_does_not_count() -> None:
     assert score(["a b", " c ", "x", "y"], ["a b", "c", "z", "z"]).exact == 0.5
 
 
-@pytest.mark.parametrize(
-    ("hypotheses", "references"), [(["a"], []), ([], []), (["a", "b"], ["a"]), ([], ["a"])]
-)
-def test_unequally_many_or_none_are_refused(hypotheses, references) -> None:
-    told = (
-        f"^hypotheses and references must be equally many and not none; got {len(hypotheses)} and "
-        rf"{len(references)}\.$"
-    )
-    with pytest.raises(ValueError, match=told):
-        score(hypotheses, references)
+@pytest.mark.parametrize(("many", "others"), [(1, 0), (0, 0), (2, 1), (0, 1)])
+def test_unequally_many_or_none_are_refused(many, others) -> None:
+    with pytest.raises(ValueError, match=rf"^hypotheses and references must .*; got {many} and {others}\.$"):
+        score(["a"] * many, ["a"] * others)
 
 
 def test_lengths_and_segments_must_be_equally_many() -> None:
-    with pytest.raises(
-        ValueError, match=r"^lengths, hypotheses and references must be equally many; got 2, 1 and 1\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^lengths, hypotheses and references must .*; got 2, 1 and 1\.$"):
         score_by_length([1, 2], ["a"], ["a"], (5,))
 
 
@@ -172,21 +148,8 @@ def test_an_empty_source_is_in_a_bucket_too() -> None:
     assert found.buckets[0].shortest == 0
 
 
-def test_a_table_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="not none; got 0 and 0"):
-        evaluate(Echo(), datasets.Dataset.from_dict({"source": [], "target": []}))
-
-
 def test_the_plain_form_holds_scores_and_buckets_and_no_hypotheses() -> None:
     plain = evaluate(Echo(), pairs()).to_dict()
     assert set(plain) == {"scores", "length_unit", "buckets"}
     assert plain["scores"]["signatures"]["bleu"]
     assert plain["buckets"][0]["scores"]["segments"] == 3
-
-
-def test_the_order_of_segments_does_not_matter() -> None:
-    hypotheses = ["The green house was old .", "A cat sat on a mat .", "Two dogs ran away ."]
-    order = list(range(3))
-    random.Random(1).shuffle(order)
-    moved = score([hypotheses[i] for i in order], [REFERENCES[i] for i in order])
-    assert moved == score(hypotheses, REFERENCES)

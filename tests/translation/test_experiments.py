@@ -27,13 +27,9 @@ Trained = list[tuple[Path, bool]]
 @pytest.fixture
 def experiment(small_file: Callable[..., Path]) -> Experiment:
     """One task in two variants."""
-    return Experiment(
-        title="Small",
-        tasks=[
-            {"name": "numbers", "title": "Numbers", "recipe": str(small_file(updates=2, evaluate_every=1))}
-        ],
-        variants={"relative": {}, "none": {"model.relative_max_distance": None}},
-    )
+    task = {"name": "numbers", "title": "Numbers", "recipe": str(small_file(updates=2, evaluate_every=1))}
+    variants: dict = {"relative": {}, "none": {"model.relative_max_distance": None}}
+    return Experiment(title="Small", tasks=[task], variants=variants)
 
 
 @pytest.fixture
@@ -73,7 +69,7 @@ def test_packaged_experiments_load_with_recipes_for_every_variant() -> None:
         assert len(set(prints)) == len(loaded.tasks) * len(loaded.variants)
 
 
-def test_what_is_done_is_not_done_again(experiment: Experiment, trained: Trained, tmp_path: Path) -> None:
+def test_what_is_done_is_not_done_again(experiment, trained, tmp_path) -> None:
     told: list[str] = []
     first = run_experiment(experiment, tmp_path)
     assert _names(first) == BOTH
@@ -83,9 +79,7 @@ def test_what_is_done_is_not_done_again(experiment: Experiment, trained: Trained
     assert told == ["run 1 of 2: numbers, relative: done before", "run 2 of 2: numbers, none: done before"]
 
 
-def test_a_line_cut_short_by_a_kill_is_done_again_and_spoils_no_other(
-    experiment: Experiment, trained: Trained, tmp_path: Path
-) -> None:
+def test_a_line_cut_short_by_a_kill_is_done_again_and_spoils_no_other(experiment, trained, tmp_path) -> None:
     first = run_experiment(experiment, tmp_path)
     file = tmp_path / "results.jsonl"
     whole = file.read_bytes()
@@ -100,19 +94,15 @@ def test_a_line_cut_short_by_a_kill_is_done_again_and_spoils_no_other(
         assert file.read_bytes() == whole
 
 
-def test_a_damaged_line_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_damaged_line_is_told_with_its_number(tmp_path) -> None:
     (tmp_path / "results.jsonl").write_text(f"{RECORD}\n{RECORD[:-1]}\n{RECORD}\n")
     with pytest.raises(InputError, match=r"results\.jsonl line 2 is damaged; delete that line"):
         read_results(tmp_path / "results.jsonl")
 
 
-def test_results_of_other_settings_are_not_taken_for_those_asked_for(
-    experiment: Experiment, trained: Trained, tmp_path: Path
-) -> None:
+def test_results_of_other_settings_are_not_taken_for_those_asked_for(experiment, trained, tmp_path) -> None:
     run_experiment(experiment, tmp_path)
-    with pytest.raises(
-        UsageError, match=r"holds results of other settings \(numbers, relative\); choose another --out\."
-    ):
+    with pytest.raises(UsageError, match=r"results of other settings \(numbers, relative\); choose another"):
         run_experiment(experiment, tmp_path, ["training.updates=3"])
     # what was written before records had a fingerprint
     (tmp_path / "results.jsonl").write_text(f"{RECORD}\n")
@@ -121,9 +111,7 @@ def test_results_of_other_settings_are_not_taken_for_those_asked_for(
     assert len(trained) == 2
 
 
-def test_a_run_of_other_settings_is_not_gone_on_with(
-    experiment: Experiment, trained: Trained, tmp_path: Path
-) -> None:
+def test_a_run_of_other_settings_is_not_gone_on_with(experiment, trained, tmp_path) -> None:
     run_experiment(experiment, tmp_path)
     (tmp_path / "results.jsonl").unlink()
     with pytest.raises(UsageError, match="choose another --out"):
@@ -131,9 +119,7 @@ def test_a_run_of_other_settings_is_not_gone_on_with(
     assert len(trained) == 2
 
 
-def test_a_wrong_option_is_told_before_anything_is_trained(
-    experiment: Experiment, trained: Trained, tmp_path: Path
-) -> None:
+def test_a_wrong_option_is_told_before_anything_is_trained(experiment, trained, tmp_path) -> None:
     experiment.variants["wrong"] = {"model.relative_max_distance": -1}
     with pytest.raises(UsageError, match="relative_max_distance"):
         run_experiment(experiment, tmp_path)
@@ -148,9 +134,7 @@ def test_the_fingerprint_is_that_of_the_settings_wherever_the_data_lie() -> None
     assert len({of(), of("training.updates=901"), of("data.seed=1"), of("translation.beams=1")}) == 4
 
 
-def test_results_that_cannot_be_written_are_told_by_name(
-    experiment: Experiment, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_that_cannot_be_written_are_told_by_name(experiment, trained, tmp_path, monkeypatch) -> None:
     def is_full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
@@ -161,7 +145,7 @@ def test_results_that_cannot_be_written_are_told_by_name(
 
 @pytest.mark.parametrize("name", ["results.jsonl", "report.html", "numbers/none/model", "numbers/none/logs"])
 def test_a_folder_of_another_is_refused_before_anything_is_written(
-    experiment: Experiment, trained: Trained, tmp_path: Path, name: str
+    experiment, trained, tmp_path, name
 ) -> None:
     place = tmp_path / name
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -174,17 +158,13 @@ def test_a_folder_of_another_is_refused_before_anything_is_written(
     assert trained == []
 
 
-def test_another_process_in_the_folder_is_refused(
-    experiment: Experiment, trained: Trained, tmp_path: Path
-) -> None:
+def test_another_process_in_the_folder_is_refused(experiment, trained, tmp_path) -> None:
     with working_in(tmp_path, "experiment"), pytest.raises(InputError, match="another process"):
         run_experiment(experiment, tmp_path)
     assert trained == []
 
 
-def test_a_kill_between_training_and_results_trains_nothing_again(
-    experiment: Experiment, tmp_path: Path
-) -> None:
+def test_a_kill_between_training_and_results_trains_nothing_again(experiment, tmp_path) -> None:
     del experiment.variants["none"]
     run_experiment(experiment, tmp_path)
     run = tmp_path / "numbers" / "relative"

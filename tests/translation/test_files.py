@@ -9,7 +9,7 @@ import pytest
 from relpos.translation.files import open_whole, write_text_whole
 
 
-def test_text_is_written_in_utf_8_and_nothing_else_stays(tmp_path: Path) -> None:
+def test_text_is_written_in_utf_8_and_nothing_else_stays(tmp_path) -> None:
     for text in ("first\n", "fünf\n"):
         write_text_whole(tmp_path / "file", text)
         assert (tmp_path / "file").read_bytes() == text.encode()
@@ -17,9 +17,7 @@ def test_text_is_written_in_utf_8_and_nothing_else_stays(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_what_was_there_survives_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
-) -> None:
+def test_what_was_there_survives_a_failure(tmp_path, monkeypatch, failure) -> None:
     path = tmp_path / "file"
     path.write_text("before")
 
@@ -35,7 +33,7 @@ def test_what_was_there_survives_a_failure(
         assert str(caught.value) == f"[Errno 28] No space left on device: '{path}'"
 
 
-def test_a_missing_folder_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+def test_a_missing_folder_is_told_with_the_name_of_the_file(tmp_path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write_text_whole(tmp_path / "none" / "file", "text")
     assert caught.value.filename == str(tmp_path / "none" / "file")
@@ -51,7 +49,7 @@ def test_the_first_failure_is_told_and_not_that_of_closing() -> None:
         write()
 
 
-def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+def test_a_link_is_followed_and_stays(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/file")
     for text in ("first", "second"):
@@ -60,7 +58,7 @@ def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
         assert (tmp_path / "folder" / "file").read_text() == text
 
 
-def test_devices_and_pipes_are_written_to_directly(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_written_to_directly(tmp_path) -> None:
     write_text_whole(Path("/dev/null"), "text")
     assert not Path("/dev/null").is_file()
     pipe = tmp_path / "pipe"

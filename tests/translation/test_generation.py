@@ -37,18 +37,9 @@ def copier() -> Translator:
     texts = sentences(400, 6, seed=1)
     tokenizer = train_tokenizer(texts, 290)
     torch.manual_seed(0)
-    config = RelposConfig(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        num_heads=2,
-        d_ff=64,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        relative_max_distance=4,
-    )
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "d_ff": 64}
+    no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    config = RelposConfig(vocab_size=len(tokenizer), **sizes, **no_dropout, relative_max_distance=4)
     model = RelposForConditionalGeneration(config).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     ids = tokenizer(texts).input_ids
@@ -76,9 +67,8 @@ def test_the_copier_copies(copier) -> None:
     assert len(set(copied)) > 20
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-def test_hypotheses_come_in_the_order_of_the_texts(copier, beams) -> None:
-    search = Search(beams=beams)
+def test_hypotheses_come_in_the_order_of_the_texts(copier) -> None:
+    search = Search(beams=2)
     alone = [best(copier, [text], search)[0] for text in TEXTS]
     assert best(copier, TEXTS, search) == alone
     assert best(copier, TEXTS[::-1], search) == alone[::-1]
@@ -164,10 +154,8 @@ def test_lines_far_beyond_training_give_one_warning_from_where_translate_was_cal
     assert len(caught) == 1
     assert caught[0].filename == __file__
     length = len(copier.tokenizer(lines[1]).input_ids)
-    assert str(caught[0].message).startswith(
-        f"line 6 ('dog dog dog dog dog dog dog dog dog') has {length} subwords, and this model was trained "
-        f"on at most {short.trained_length}:"
-    )
+    told = f"has {length} subwords, and this model was trained on at most {short.trained_length}:"
+    assert str(caught[0].message).startswith(f"line 6 ('dog dog dog dog dog dog dog dog dog') {told}")
     assert found == copier.translate(lines, Search(beams=1))
 
 
@@ -192,10 +180,7 @@ def test_long_lines_are_split_on_demand_and_others_stay_as_they_were(copier) -> 
 def test_a_line_that_would_take_for_ever_is_refused_unless_it_is_split(copier, monkeypatch) -> None:
     monkeypatch.setattr(generation, "MOST_SUBWORDS", 40)
     word = "a" * 2000
-    with pytest.raises(
-        InputError,
-        match=r"^line 2 \('a{40} \.\.\.'\) has \d+ subwords, and at most 40 are translated at once;",
-    ):
+    with pytest.raises(InputError, match=r"^line 2 \('a{40} \.\.\.'\) has \d+ subwords, and at most 40 "):
         copier.translate(["cat", word])
     (found,) = of_length(copier, 30).translate([word], Search(beams=1), split_long=True)
     assert found[0].text
@@ -207,9 +192,7 @@ def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
     small_recipe, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(preparation, "MOST_SUBWORDS", 3)
-    with pytest.raises(
-        InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are translated"
-    ):
+    with pytest.raises(InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are "):
         preparation.prepare(small_recipe(), tmp_path, lambda line: None)
 
 
@@ -220,10 +203,7 @@ def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
         ('He said: "Stop." Then (at 3.5 p.m.) it', ['He said: "Stop."', "Then (at 3.5 p.m.) it"]),
         ("Dr. Smith met Mr. X. at a.b?c=d e.g. here... now.", None),
         ("\u6211\u6765\u4e86\u3002\u4f60\u597d\uff01", ["\u6211\u6765\u4e86\u3002", "\u4f60\u597d\uff01"]),
-        (
-            "\u0935\u0939 \u0939\u0948\u0964 \u0939\u093e\u0901",
-            ["\u0935\u0939 \u0939\u0948\u0964", "\u0939\u093e\u0901"],
-        ),
+        ("\u0935\u0939\u0964 \u0939\u093e\u0901", ["\u0935\u0939\u0964", "\u0939\u093e\u0901"]),
         ("no end", None),
     ],
 )
@@ -259,19 +239,13 @@ def test_the_trained_length_is_read_from_the_recipe_beside_a_model(copier, tmp_p
     (folder / "seal.json").write_text('{"format": 1, "files": {}}')
     assert Translator.load(folder).trained_length is None
     recipe = (folder if place == "model" else tmp_path) / "recipe.yaml"
-    for text, length in (
-        ("training: {max_length: 77}", 77),
-        ("training: {max_length: many}", None),
-        ("training: 3", None),
-        ("a: [", None),
-        ("[" * 20_000, None),
-        ("\udcff", None),
-    ):
+    others = ("training: {max_length: many}", "training: 3", "a: [", "[" * 20_000, "\udcff")
+    for text in ("training: {max_length: 77}", *others):
         recipe.write_bytes(text.encode("utf-8", "surrogateescape"))
-        assert Translator.load(folder).trained_length == length
+        assert Translator.load(folder).trained_length == (None if text in others else 77)
 
 
-@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}, {"beams": 4, "n_best": 3}])
+@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4, "n_best": 3}])
 def test_what_else_is_in_the_batch_does_not_matter(copier, search) -> None:
     found = [copier.translate(TEXTS, Search(**search, tokens_per_batch=budget)) for budget in (1, 64, 4096)]
     texts = [[[hypothesis.text for hypothesis in row] for row in rows] for rows in found]
@@ -301,13 +275,6 @@ def test_scores_are_log_probabilities_over_length_to_the_penalty(copier, length_
         assert hypothesis.score == pytest.approx(log_probability / len(ids) ** length_penalty, abs=1e-4)
 
 
-def test_a_wider_beam_never_scores_worse_than_greedy_here(copier) -> None:
-    texts = sentences(10, 6, seed=21)
-    greedy, wide = (copier.translate(texts, Search(beams=beams, length_penalty=0.0)) for beams in (1, 6))
-    for (one,), (other,) in zip(greedy, wide, strict=True):
-        assert other.score >= one.score - 1e-4
-
-
 def test_a_prefix_begins_every_hypothesis_and_is_not_scored(copier) -> None:
     search = Search(beams=4, n_best=2)
     for found in copier.translate(["red green blue", "cat"], search, prefix="dog dog"):
@@ -324,23 +291,13 @@ def test_a_prefix_after_training_gives_what_the_model_says_when_teacher_forced(c
     (found,) = copier.translate([text], Search(beams=4), prefix=prefix)
     given = [1, *copier.tokenizer(prefix).input_ids[:-1]]
     source = torch.tensor([copier.tokenizer(text).input_ids])
+    greedy = {"num_beams": 1, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     with torch.no_grad():
-        out = copier.model.generate(
-            source,
-            decoder_input_ids=torch.tensor([given]),
-            max_new_tokens=20,
-            num_beams=1,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
+        forced = torch.tensor([given])
+        out = copier.model.generate(source, decoder_input_ids=forced, max_new_tokens=20, **greedy)
         true = copier.model(source, decoder_input_ids=out.sequences[:, :-1]).logits[0, len(given) - 1 :]
     torch.testing.assert_close(torch.cat(out.logits), true, atol=1e-4, rtol=1e-4)
     assert found[0].text == copier.tokenizer.decode(out.sequences[0], skip_special_tokens=True)
-
-
-def test_an_empty_prefix_is_none(copier) -> None:
-    assert copier.translate(TEXTS[:4], prefix="") == copier.translate(TEXTS[:4])
 
 
 @pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}])
@@ -354,9 +311,8 @@ def test_without_scores_the_texts_are_the_same_and_the_source_is_read_once(copie
     finally:
         hook.remove()
     assert [[x.text for x in row] for row in found] == [[x.text for x in row] for row in scored]
-    assert {math.isnan(row[0].score) for row, text in zip(found, TEXTS, strict=True) if text.strip()} == {
-        True
-    }
+    scores = [row[0].score for row, text in zip(found, TEXTS, strict=True) if text.strip()]
+    assert all(map(math.isnan, scores))
     assert len(reads) - with_scores == with_scores // 2
 
 
@@ -399,13 +355,8 @@ def test_sampling_is_reproduced_by_torchs_seed_and_differs_without(copier) -> No
         assert len(found) in (1, 3)
 
 
-def test_a_low_temperature_gives_the_greedy_hypothesis(copier) -> None:
-    texts = sentences(5, 4, seed=2)
-    assert best(copier, texts, Search(sample=True, temperature=1e-3)) == best(copier, texts, Search(beams=1))
-
-
 def test_a_line_far_longer_than_training_is_translated(copier) -> None:
-    long = " ".join(sentences(40, 6, seed=3))
+    long = " ".join(sentences(15, 6, seed=3))
     (found,) = copier.translate([long], Search(beams=2))
     assert len(found[0].text) > 0
     assert found[0].score > -20
@@ -414,18 +365,14 @@ def test_a_line_far_longer_than_training_is_translated(copier) -> None:
 def runs_on(translator: Translator, max_positions: int, seed: int = 0) -> Translator:
     """A translator with so many learned positions, whose model has learned nothing and hardly ever ends."""
     torch.manual_seed(seed)
-    config = RelposConfig(
-        vocab_size=len(translator.tokenizer),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        num_heads=2,
-        d_ff=16,
-        absolute_positions="learned",
-        max_positions=max_positions,
-        relative_max_distance=None,
-        tie_word_embeddings=False,
-    )
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "d_ff": 16}
+    positions = {
+        "absolute_positions": "learned",
+        "max_positions": max_positions,
+        "relative_max_distance": None,
+    }
+    settings = {**sizes, **positions, "vocab_size": len(translator.tokenizer), "tie_word_embeddings": False}
+    config = RelposConfig(**settings)
     model = RelposForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.lm_head.weight[config.eos_token_id].zero_()
@@ -462,17 +409,14 @@ def test_learned_positions_far_away_change_no_limit(copier) -> None:
     assert near.translate(texts, Search(beams=2)) == far.translate(texts, Search(beams=2))
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-def test_a_source_beyond_learned_positions_is_refused_with_its_line_before_any_is_translated(
-    copier, search
-) -> None:
+def test_a_source_beyond_learned_positions_is_refused_with_its_line_before_any_is_translated(copier) -> None:
     done: list[int] = []
     length = len(copier.tokenizer("cat dog").input_ids)
     translator = runs_on(copier, length)
-    assert translator.translate(["cat dog"], Search(**search))
+    assert translator.translate(["cat dog"])
     longer = len(copier.tokenizer("cat dog red").input_ids)
     with pytest.raises(InputError) as raised:
-        translator.translate(["cat", "", "cat dog red", "cat dog"], Search(**search), progress=done.append)
+        translator.translate(["cat", "", "cat dog red", "cat dog"], progress=done.append)
     assert str(raised.value) == (
         f"line 3 ('cat dog red') has {longer} subwords, and this model's learned positions end at {length}; "
         "split the line, or use a model with relative or sinusoidal positions."
@@ -480,57 +424,25 @@ def test_a_source_beyond_learned_positions_is_refused_with_its_line_before_any_i
     assert done == []
 
 
-def test_only_the_beginning_of_a_long_line_is_named(copier) -> None:
-    text = "cat " * 100
-    with pytest.raises(
-        InputError, match=r"^line 1 \('cat cat cat cat cat cat cat cat cat cat \.\.\.'\) has "
-    ):
-        runs_on(copier, 16).translate([text])
-
-
 def test_a_prefix_that_fills_learned_positions_is_refused(copier) -> None:
     prefix = " ".join(["dog"] * 20)
     length = len(copier.tokenizer(prefix).input_ids)  # the start in the place of the end
     assert runs_on(copier, length).translate(["cat"], prefix=prefix)
-    with pytest.raises(
-        InputError,
-        match=rf"^the prefix has {length - 1} subwords, and this model's learned positions leave room for "
-        rf"{length - 2}; shorten the prefix\.$",
-    ):
+    with pytest.raises(InputError, match=rf"^the prefix has {length - 1} .* room for {length - 2};"):
         runs_on(copier, length - 1).translate(["cat"], prefix=prefix)
 
 
-def test_relative_and_sinusoidal_positions_do_not_end(copier) -> None:
-    translator = runs_on(copier, 16)
-    for kind in ("none", "sinusoidal"):
-        config = translator.model.config.to_dict() | {"absolute_positions": kind, "relative_max_distance": 2}
-        model = RelposForConditionalGeneration(RelposConfig(**config)).eval()
-        (found,) = Translator(model, copier.tokenizer).translate(["cat " * 40], Search(beams=1))
-        assert found
-
-
-def test_characters_never_seen_are_translated_into_some_text(copier) -> None:
-    (found,) = copier.translate(["日本 </s> <pad> 😀"], Search(beams=2))
-    assert isinstance(found[0].text, str)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_models_mode_is_restored_and_does_not_matter(copier, training) -> None:
-    expected = best(copier, TEXTS)
-    copier.model.train(training)
-    try:
-        assert best(copier, TEXTS) == expected
-        assert copier.model.training is training
-    finally:
-        copier.model.eval()
-
-
-def test_the_models_mode_is_restored_when_the_search_fails(copier, monkeypatch) -> None:
+def test_the_models_mode_does_not_matter_and_is_restored_also_when_the_search_fails(
+    copier, monkeypatch
+) -> None:
     def fail(**_unused) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(copier.model, "generate", fail)
+    expected = best(copier, TEXTS[:4])
     copier.model.train()
+    assert best(copier, TEXTS[:4]) == expected
+    assert copier.model.training
+    monkeypatch.setattr(copier.model, "generate", fail)
     try:
         with pytest.raises(RuntimeError, match="no memory"):
             copier.translate(["cat"])
@@ -549,14 +461,13 @@ def test_progress_counts_each_text_once(copier) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beams": 0}, "beams must be at least 1; got 0"),
-        ({"n_best": 0}, "n_best must be at least 1; got 0"),
-        ({"tokens_per_batch": 0}, "tokens_per_batch must be at least 1; got 0"),
+        *(
+            ({name: 0}, f"{name} must be at least 1; got 0")
+            for name in ("beams", "n_best", "tokens_per_batch")
+        ),
         ({"beams": 2, "n_best": 3}, "n_best must be at most beams = 2; got 3"),
         ({"sample": True, "temperature": 0.0}, "temperature must be from 0.001 to 1000; got 0.0"),
-        ({"temperature": -1.0}, "temperature must be from 0.001 to 1000; got -1.0"),
         ({"temperature": float("nan")}, "temperature must be from 0.001 to 1000; got nan"),
-        ({"temperature": 1e-40}, "temperature must be from 0.001 to 1000; got 1e-40"),
         ({"length_penalty": 1e308}, r"length_penalty must be from -5 to 5; got 1e\+308"),
         ({"length_penalty": float("nan")}, "length_penalty must be from -5 to 5; got nan"),
     ],
@@ -574,6 +485,6 @@ def test_a_saved_translator_loads_and_says_the_same(copier, tmp_path: Path) -> N
     copier.model.save_pretrained(tmp_path / "model")
     copier.tokenizer.save_pretrained(tmp_path / "model")
     for folder in (tmp_path, tmp_path / "model", str(tmp_path)):
-        assert Translator.load(folder).translate(TEXTS) == copier.translate(TEXTS)
+        assert Translator.load(folder).translate(TEXTS[:4]) == copier.translate(TEXTS[:4])
     with pytest.raises(InputError, match="no such folder"):
         Translator.load(tmp_path / "nowhere")

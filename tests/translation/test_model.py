@@ -6,33 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    DynamicCache,
-    EncoderDecoderCache,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
 
-from relpos.translation.batching import PairCollator
 from relpos.translation.config import FORMAT, RelposConfig
 from relpos.translation.errors import InputError
 from relpos.translation.model import RelposForConditionalGeneration, sinusoids
 
 VOCABULARY, PAD, START, END = 40, 0, 1, 2
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "num_heads": 2,
-    "d_ff": 24,
-    "relative_max_distance": 2,
-    "max_positions": 32,
-}
+SIZES = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 2, "d_ff": 24}
+SIZES |= {"vocab_size": VOCABULARY, "relative_max_distance": 2, "max_positions": 32}
 POSITIONS = {
     "relative": {},
     "sinusoidal": {"absolute_positions": "sinusoidal", "relative_max_distance": None},
@@ -77,9 +61,6 @@ def new_cache() -> EncoderDecoderCache:
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
-# configurations
-
-
 @pytest.mark.parametrize("absolute", ["none", "sinusoidal", "learned"])
 @pytest.mark.parametrize("relative", [None, 0, 2, [3, 1]])
 @pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True), (False, False)])
@@ -88,15 +69,10 @@ def test_each_row_of_the_papers_tables_is_a_configuration_that_trains(
     absolute, relative, parts, is_per_head
 ) -> None:
     torch.manual_seed(0)
-    made = RelposForConditionalGeneration(
-        RelposConfig(
-            **SIZES | {"encoder_layers": 1, "decoder_layers": 1, "relative_max_distance": relative},
-            absolute_positions=absolute,
-            relative_keys=parts[0],
-            relative_values=parts[1],
-            relative_per_head=is_per_head,
-        )
-    ).train()
+    settings = SIZES | {"encoder_layers": 1, "decoder_layers": 1, "relative_max_distance": relative}
+    settings |= {"relative_keys": parts[0], "relative_values": parts[1], "relative_per_head": is_per_head}
+    config = RelposConfig(**settings, absolute_positions=absolute)
+    made = RelposForConditionalGeneration(config).train()
     names = [name for name, _ in made.named_parameters()]
     has_tables = relative is not None
     assert sum("relative_position_keys" in name for name in names) == 2 * (has_tables and parts[0])
@@ -113,47 +89,9 @@ def test_each_row_of_the_papers_tables_is_a_configuration_that_trains(
             assert not torch.equal(parameter, before[name]), f"{name} did not move"
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_norm_and_tying_trains(norm_first, tied) -> None:
-    made = model(norm_first=norm_first, tie_word_embeddings=tied).train()
-    made(tokens(2, 5), labels=tokens(2, 4)).loss.backward()
-    assert [name for name, parameter in made.named_parameters() if parameter.grad is None] == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"absolute_positions": "rotary"},
-            "absolute_positions must be one of .*'sinusoidal'.*; got 'rotary'",
-        ),
-        ({"activation": "tanh"}, "activation must be one of .*'gelu'.*; got 'tanh'"),
-        ({"num_heads": 3}, "num_heads must divide d_model = 16; got 3"),
-        ({"num_heads": 0}, "num_heads must be a whole number from 1 to 1,048,576; got 0"),
-        ({"encoder_layers": -1}, "encoder_layers must be a whole number from 1 to 1,000; got -1"),
-        ({"d_model": "16"}, "d_model"),
-        ({"format": "new"}, "format"),
-        ({"relative_max_distance": -1}, "relative_max_distance must be at least 0; got -1. It counts tokens"),
-        ({"relative_max_distance": [2, -1]}, r"relative_max_distance must be at least 0; got \[2, -1\]"),
-        (
-            {"format": FORMAT + 1},
-            f"has format {FORMAT + 1}; this relpos knows up to {FORMAT}. Upgrade relpos",
-        ),
-    ],
-)
-def test_settings_outside_their_choices_are_refused(settings, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        RelposConfig(**SIZES | settings)
-
-
 @pytest.mark.parametrize("given", [2.5, "16", True, [2], (1, 2, 3), [1, 2.0]])
 def test_distances_that_are_no_one_or_two_integers_are_refused(given) -> None:
-    with pytest.raises(
-        TypeError,
-        match=r"^relative_max_distance must be None, an integer k, or two integers \(left, right\); "
-        rf"got {re.escape(repr(given))}\.",
-    ):
+    with pytest.raises(TypeError, match=f"^relative_max_distance must .*; got {re.escape(repr(given))}"):
         RelposConfig(**SIZES | {"relative_max_distance": given})
 
 
@@ -163,9 +101,6 @@ def test_decoder_tables_hold_no_row_for_what_the_decoder_never_sees() -> None:
     assert encoder.relative_position_keys.shape[0] == 3 + 1 + 2
     assert decoder.relative_position_keys.shape[0] == 3 + 1
     assert made.decoder.layers[0].multihead_attn.relative_position_keys is None
-
-
-# saving and loading
 
 
 @positions
@@ -179,10 +114,8 @@ def test_a_saved_model_loads_through_auto_classes_and_gives_the_same(kind, tied,
     assert config.format == FORMAT
     loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    source, target = tokens(2, 5), tokens(2, 4)
-    assert torch.equal(
-        loaded.eval()(source, decoder_input_ids=target).logits, made(source, decoder_input_ids=target).logits
-    )
+    loaded, given = loaded.eval(), {"input_ids": tokens(2, 5), "decoder_input_ids": tokens(2, 4)}
+    assert torch.equal(loaded(**given).logits, made(**given).logits)
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -192,26 +125,6 @@ def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained):
         with pytest.raises(ValueError, match=f"format {FORMAT + 1}.* Upgrade relpos"):
             load(tmp_path)
-
-
-def test_embeddings_are_one_parameter_and_untied_ones_are_two() -> None:
-    tied = model()
-    assert tied.lm_head.weight is tied.shared.weight
-    assert tied.encoder.embedding.tokens.weight is tied.decoder.embedding.tokens.weight is tied.shared.weight
-    size = VOCABULARY * SIZES["d_model"]
-    assert sum(x.numel() == size for x in tied.parameters()) == 1
-    assert sum(x.numel() == size for x in model(tie_word_embeddings=False).parameters()) == 2
-
-
-def test_embeddings_that_are_replaced_are_replaced_on_both_sides() -> None:
-    made = model()
-    made.resize_token_embeddings(VOCABULARY + 5)
-    assert made.lm_head.weight is made.shared.weight is made.encoder.embedding.tokens.weight
-    assert made.decoder.embedding.tokens.weight is made.shared.weight
-    assert made(tokens(1, 3), decoder_input_ids=tokens(1, 2)).logits.shape[-1] == VOCABULARY + 5
-
-
-# padding
 
 
 @positions
@@ -227,33 +140,16 @@ def test_padding_of_the_source_changes_nothing(kind, side) -> None:
 
 
 @positions
-def test_padding_before_the_target_changes_nothing(kind) -> None:
+@pytest.mark.parametrize("chunks", [(6,), (3, 1, 2)])
+def test_padding_before_the_target_changes_nothing(kind, chunks) -> None:
     made = model(**POSITIONS[kind])
     rows = [tokens(1, n, seed=n)[0] for n in (5, 1, 3)]
     ids, mask = padded(rows, "left")
-    source = tokens(3, 4)
-    found = made(source, decoder_input_ids=ids, decoder_attention_mask=mask).logits
-    for i, row in enumerate(rows):
-        true = made(source[i : i + 1], decoder_input_ids=row[None]).logits[0]
-        assert_close(found[i, -len(row) :], true)
-
-
-@positions
-def test_padding_before_the_target_changes_nothing_with_a_cache(kind) -> None:
-    made = model(**POSITIONS[kind])
-    rows = [tokens(1, n, seed=n)[0] for n in (5, 1, 3)]
-    ids, mask = padded(rows, "left")
-    source, cache, stop, parts = tokens(3, 4), new_cache(), 0, []
-    for chunk in (3, 1, 2):
+    source, cache, stop, parts = tokens(3, 4), new_cache() if len(chunks) > 1 else None, 0, []
+    for chunk in chunks:
         start, stop = stop, stop + chunk
-        parts.append(
-            made(
-                source,
-                decoder_input_ids=ids[:, start:stop],
-                decoder_attention_mask=mask[:, :stop],
-                cache=cache,
-            ).logits
-        )
+        target = {"decoder_input_ids": ids[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
+        parts.append(made(source, **target, cache=cache).logits)
     found = torch.cat(parts, 1)
     for i, row in enumerate(rows):
         assert_close(found[i, -len(row) :], made(source[i : i + 1], decoder_input_ids=row[None]).logits[0])
@@ -308,6 +204,7 @@ def test_labels_padded_on_the_right_and_a_prefix_without_labels_get_no_mask(monk
 
 def test_a_model_takes_tokens_that_were_added_to_its_tokenizer() -> None:
     made = model().eval()
+    assert made.encoder.embedding.tokens.weight is made.lm_head.weight is made.shared.weight
     size = made.config.vocab_size
     source, target = tokens(2, 5), tokens(2, 4)
     with torch.no_grad():
@@ -340,9 +237,6 @@ def test_a_row_of_padding_alone_gives_finite_outputs_and_gradients() -> None:
     assert all(parameter.grad.isfinite().all() for parameter in made.parameters())
 
 
-# what positions do
-
-
 def test_without_positions_the_encoder_does_not_see_the_order_and_with_any_it_does() -> None:
     ids, order = torch.arange(5, 11)[None], torch.tensor([4, 0, 5, 2, 1, 3])
     for kind, settings in POSITIONS.items():
@@ -351,39 +245,19 @@ def test_without_positions_the_encoder_does_not_see_the_order_and_with_any_it_do
         assert torch.allclose(found, true, atol=1e-9) is (kind == "neither")
 
 
-@pytest.mark.parametrize("d_model", [2, 3, 5, 8])
-def test_sinusoids_of_neighbouring_positions_differ_and_an_odd_width_works(d_model) -> None:
-    found = sinusoids(torch.arange(200)[None], d_model)
-    assert found.shape == (1, 200, d_model)
-    assert ((found[0, 1:] - found[0, :-1]).abs().amax(-1) > 1e-3).all()
-    assert found.abs().max() <= 1
-
-
-def test_sinusoids_at_even_width_keep_the_angle_between_fixed_distances() -> None:
-    found = sinusoids(torch.arange(50), 16).double()
-    products = found @ found.T
-    for distance in range(5):
-        along = products.diagonal(distance)
-        torch.testing.assert_close(along, along[:1].expand_as(along), atol=1e-4, rtol=1e-4)
-
-
 def test_an_odd_width_trains() -> None:
     made = model(d_model=15, num_heads=3, absolute_positions="sinusoidal")
     assert made(tokens(2, 4), labels=tokens(2, 3)).loss.isfinite()
+    assert sinusoids(torch.arange(4)[None], 3).shape == (1, 4, 3)
 
 
 def test_learned_positions_end_with_their_sentence_and_relative_ones_do_not_end() -> None:
     learned = model(**POSITIONS["learned"])
     assert learned(tokens(1, 32), decoder_input_ids=tokens(1, 32)).logits.isfinite().all()
     for source, target, last in ((33, 1, 32), (1, 40, 39)):
-        with pytest.raises(
-            ValueError,
-            match=rf"^learned absolute positions end at max_positions = 32; got position {last}\. Shorten",
-        ):
+        # an error that the command line prints as one line, when it is a validation pair that is too long
+        with pytest.raises(InputError, match=rf"max_positions = 32; got position {last}\."):
             learned(tokens(1, source), decoder_input_ids=tokens(1, target))
-    # what the command line prints as one line, when it is a validation pair that is too long
-    with pytest.raises(InputError, match="max_positions = 32"):
-        learned(tokens(1, 33), labels=tokens(1, 3))
     for kind in ("relative", "sinusoidal"):
         out = model(**POSITIONS[kind])(tokens(1, 200), decoder_input_ids=tokens(1, 200))
         assert out.logits.isfinite().all()
@@ -396,9 +270,6 @@ def test_no_later_target_token_reaches_an_earlier_score(kind) -> None:
     other[:, 3:] = tokens(1, 3, seed=9)
     found, true = (made(source, decoder_input_ids=x).logits[:, :3] for x in (other, target))
     assert torch.equal(found, true)
-
-
-# decoding with a cache
 
 
 @positions
@@ -445,7 +316,7 @@ SEARCHES = {
 }
 
 
-@positions
+@pytest.mark.parametrize("kind", ["both", "learned", "per head"])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_generation_with_and_without_a_cache_is_the_same(kind, search) -> None:
     # tied embeddings of a model that has learned nothing say each token again
@@ -462,28 +333,12 @@ def test_generation_with_and_without_a_cache_is_the_same(kind, search) -> None:
     assert len(found[0][:, 1:].unique()) > 2  # not one token again and again
 
 
-def test_greedy_generation_is_the_best_token_at_each_place() -> None:
-    made, source = model(), tokens(2, 5)
-    found = made.generate(source, max_new_tokens=8, do_sample=False, num_beams=1)
-    best = made(source, decoder_input_ids=found[:, :-1]).logits.argmax(-1)
-    for row, choice in zip(found[:, 1:], best, strict=True):
-        length = int((row == END).nonzero()[0]) + 1 if END in row else len(row)
-        assert torch.equal(row[:length], choice[:length])
-
-
 def test_a_forced_prefix_gives_the_teacher_forced_scores() -> None:
     made, source = model(), tokens(2, 5)
     prefix = torch.cat((torch.full((2, 1), START), tokens(2, 4, seed=3)), 1)
-    out = made.generate(
-        source,
-        decoder_input_ids=prefix,
-        max_new_tokens=3,
-        min_new_tokens=3,
-        do_sample=False,
-        num_beams=1,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
+    given = {"decoder_input_ids": prefix, "max_new_tokens": 3, "min_new_tokens": 3}
+    greedy = {"do_sample": False, "num_beams": 1, "output_logits": True, "return_dict_in_generate": True}
+    out = made.generate(source, **given, **greedy)
     assert torch.equal(out.sequences[:, :5], prefix)
     true = made(source, decoder_input_ids=out.sequences[:, :-1]).logits[:, 4:]
     torch.testing.assert_close(torch.stack(out.logits, 1).to(true), true, atol=1e-5, rtol=1e-5)
@@ -502,15 +357,8 @@ def test_a_step_of_generation_projects_one_token(monkeypatch) -> None:
     monkeypatch.setattr(F, "linear", counted)
     for num_beams in (1, 3):
         counts.clear()
-        prefix = torch.tensor([[START, 5, 6, 7]])
-        made.generate(
-            tokens(1, 5),
-            decoder_input_ids=prefix,
-            max_new_tokens=6,
-            min_new_tokens=6,
-            num_beams=num_beams,
-            do_sample=False,
-        )
+        given = {"decoder_input_ids": torch.tensor([[START, 5, 6, 7]]), "do_sample": False}
+        made.generate(tokens(1, 5), **given, max_new_tokens=6, min_new_tokens=6, num_beams=num_beams)
         assert counts == [4, 1, 1, 1, 1, 1]
 
 
@@ -518,9 +366,6 @@ def test_recording_nothing_of_the_cache_leaves_no_cache_in_the_output() -> None:
     made = model()
     assert made(tokens(1, 3), decoder_input_ids=tokens(1, 2)).cache is None
     assert made(tokens(1, 3), decoder_input_ids=tokens(1, 2), use_cache=True).cache.get_seq_length() == 2
-
-
-# the loss
 
 
 def test_loss_is_the_mean_over_labels_and_leaves_out_what_is_marked() -> None:
@@ -560,14 +405,10 @@ def test_labels_that_are_all_left_out_give_zero_and_not_nan() -> None:
 
 
 def test_a_call_without_source_or_target_is_refused() -> None:
-    made = model()
-    with pytest.raises(ValueError, match=r"^forward needs input_ids or encoder_outputs; got neither\.$"):
-        made(labels=tokens(1, 3))
-    with pytest.raises(ValueError, match=r"^forward needs decoder_input_ids or labels; got neither\.$"):
-        made(tokens(1, 3))
-
-
-# arguments that are not there
+    with pytest.raises(ValueError, match="input_ids or encoder_outputs"):
+        model()(labels=tokens(1, 3))
+    with pytest.raises(ValueError, match="decoder_input_ids or labels"):
+        model()(tokens(1, 3))
 
 
 REFUSED = {
@@ -592,20 +433,11 @@ def test_an_argument_that_would_have_no_effect_is_refused_by_name(name) -> None:
         made.encoder(tokens(2, 3), **given)
 
 
-def test_outputs_that_a_caller_asks_for_in_vain_are_refused_with_what_to_do_instead() -> None:
-    made = model()
-    for call in (made.encoder, made):
-        with pytest.raises(
-            TypeError,
-            match=r"^output_attentions must be False, since attention is not among the outputs; got True\. "
-            r"Look at it with relpos\.inspection\.observe\.$",
-        ):
-            call(tokens(2, 3), output_attentions=True)
-    for name in ("output_attentions", "output_hidden_states"):
-        with pytest.raises(TypeError, match=name):
-            made.generate(
-                tokens(1, 3), max_new_tokens=2, num_beams=1, return_dict_in_generate=True, **{name: True}
-            )
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_outputs_that_generation_is_asked_for_in_vain_are_refused(name) -> None:
+    settings = {"max_new_tokens": 2, "num_beams": 1, "return_dict_in_generate": True}
+    with pytest.raises(TypeError, match=name):
+        model().generate(tokens(1, 3), **settings, **{name: True})
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -619,43 +451,8 @@ def test_generation_goes_on_from_the_outputs_of_the_encoder(search) -> None:
     assert torch.equal(made.generate(encoder_outputs=made.encoder(source, mask), **settings), true)
 
 
-def test_transformers_trainer_divides_the_loss_of_all_accumulated_batches_by_their_labels(
-    tmp_path: Path,
-) -> None:
-    made, counts, lengths = model(), [], (1, 5, 2, 9)
-    rows = [{"input_ids": tokens(1, 4)[0], "labels": tokens(1, length)[0]} for length in lengths]
-
-    def record(_module: nn.Module, _arguments: tuple, keywords: dict) -> None:
-        if made.training:
-            counts.append(int(keywords["num_items_in_batch"]))
-
-    made.register_forward_pre_hook(record, with_kwargs=True)
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=2,
-        predict_with_generate=True,
-        generation_max_length=5,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-    )
-    trainer = Seq2SeqTrainer(
-        made, arguments, train_dataset=rows, eval_dataset=rows, data_collator=PairCollator(PAD)
-    )
-    trainer.train()
-    assert len(counts) == 4
-    assert counts[0] == counts[1]
-    assert counts[2] == counts[3]
-    assert counts[0] + counts[2] == sum(lengths)
-    assert trainer.evaluate()["eval_loss"] > 0
-
-
-@pytest.mark.parametrize("kind", ["relative", "sinusoidal"])
-def test_the_loss_compiles_without_a_break_for_two_lengths(kind) -> None:
-    made = model(**POSITIONS[kind])
+def test_the_loss_compiles_without_a_break_for_two_lengths() -> None:
+    made = model(**POSITIONS["both"])
     torch._dynamo.reset()
 
     def loss(source: Tensor, mask: Tensor, labels: Tensor) -> Tensor:

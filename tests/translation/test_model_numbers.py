@@ -61,11 +61,6 @@ def test_dropout_acts_on_embeddings_of_both_sides() -> None:
         assert 0.4 < share < 0.6
 
 
-def test_without_dropout_training_and_evaluation_agree() -> None:
-    made, ids = model(**NO_DROPOUT), torch.arange(4, 12)[None]
-    assert torch.equal(made.train()(ids, labels=ids).logits, made.eval()(ids, labels=ids).logits)
-
-
 def test_norms_stand_before_blocks_and_at_the_end_or_after_blocks() -> None:
     ids = torch.arange(4, 12)[None]
     for norm_first in (True, False):
@@ -90,9 +85,6 @@ def test_tables_are_one_for_all_heads_or_one_for_each() -> None:
         attention = model(relative_per_head=is_per_head).encoder.layers[0].self_attn
         assert attention.relative_position_keys.shape == shape
         assert attention.relative_position_values.shape == shape
-
-
-# hypotheses
 
 
 @pytest.fixture(scope="module")

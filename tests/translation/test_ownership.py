@@ -4,10 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,24 +11,16 @@ import pytest
 
 from relpos.cli import run as relpos
 from relpos.translation.checkpoints import sealed_checkpoints
+from relpos.translation.corpora import Source
 from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.ownership import working_in
-from relpos.translation.recipe import Recipe, check_recipe, load_recipe
+from relpos.translation.recipe import check_recipe, load_recipe
 from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
 from relpos.translation.training import train
-from small_runs import read_metrics, small_values
+from small_runs import read_metrics, small_values, wait_until
 
-RUN_NAMES = (
-    "checkpoints",
-    "logs",
-    "tokenizer",
-    "cache",
-    "model",
-    "metrics.jsonl",
-    "recipe.yaml",
-    "data.json",
-)
-FOLDERS = RUN_NAMES[:5]
+FOLDERS = ("checkpoints", "logs", "tokenizer", "cache", "model")
+RUN_NAMES = (*FOLDERS, "metrics.jsonl", "recipe.yaml", "data.json")
 
 
 def put(folder: Path, *names: str) -> None:
@@ -73,7 +61,7 @@ def run(four_updates: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", RUN_NAMES)
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_name_that_another_has_taken_is_refused_and_nothing_changes(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, name: str, resume: bool
+    small_recipe, tmp_path, name, resume
 ) -> None:
     put(tmp_path, name, "notes.txt")
     before = tree(tmp_path)
@@ -83,21 +71,19 @@ def test_a_name_that_another_has_taken_is_refused_and_nothing_changes(
     assert tree(tmp_path) == before
 
 
-def test_all_clashes_are_told_at_once(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_all_clashes_are_told_at_once(small_recipe, tmp_path) -> None:
     put(tmp_path, *RUN_NAMES)
     with pytest.raises(InputError, match=r"recipe\.yaml, data\.json, tokenizer, .* and 3 more"):
         train(small_recipe(), tmp_path)
 
 
-def test_a_link_to_nothing_is_a_clash_too(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_link_to_nothing_is_a_clash_too(small_recipe, tmp_path) -> None:
     (tmp_path / "model").symlink_to("gone")
     with pytest.raises(InputError, match="holds model that relpos did not write"):
         train(small_recipe(), tmp_path)
 
 
-def test_a_run_begins_and_resumes_beside_other_files(
-    small_recipe: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_a_run_begins_and_resumes_beside_other_files(small_recipe, tmp_path) -> None:
     mine = ("notes.txt", "results.jsonl", "report.html", "model.old", "model.part", "tokenizer.part")
     put(tmp_path, *mine)
     train(small_recipe(updates=4), tmp_path)
@@ -113,10 +99,8 @@ def test_a_run_begins_and_resumes_beside_other_files(
         assert {name: after.get(name) for name in theirs} == theirs
 
 
-@pytest.mark.parametrize("name", ["trainer_state.json", "rng_state.pth", "optimizer.pt", "seal.json"])
-def test_a_link_in_a_damaged_checkpoint_is_not_written_through(
-    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "seal.json"])
+def test_a_link_in_a_damaged_checkpoint_is_not_written_through(small_recipe, run, tmp_path, name) -> None:
     (tmp_path / "mine").write_text("mine")
     recipe = small_recipe(updates=12)
     train(recipe, run, resume=True)
@@ -130,9 +114,7 @@ def test_a_link_in_a_damaged_checkpoint_is_not_written_through(
     assert sealed_checkpoints(run / "checkpoints")[-1] == link.parent
 
 
-def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
-    small_recipe: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(small_recipe, tmp_path) -> None:
     recipe, run = small_recipe(updates=4), tmp_path / "run"
     wrong = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 9000})})
     with pytest.raises(InputError, match="too small for its vocabulary"):
@@ -143,18 +125,12 @@ def test_a_beginning_that_failed_gives_way_and_what_was_put_there_stays(
         assert (run / where / "thesis.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        {"tsv": "gone.tsv"},
-        {"tsv": "bad.tsv"},
-        {"jsonl": "bad.tsv"},
-        {"files": ["bad.tsv", "gone"]},
-        {"tsv": "empty"},
-    ],
-)
+SOURCES = [{"tsv": "gone.tsv"}, {"tsv": "bad.tsv"}, {"files": ["bad.tsv", "gone"]}, {"tsv": "empty"}]
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_nothing_is_written_before_the_text_is_found_and_its_first_pair_read(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, source: dict
+    small_recipe, tmp_path, source
 ) -> None:
     (tmp_path / "bad.tsv").write_text("no tab\n")
     (tmp_path / "empty").touch()
@@ -165,33 +141,22 @@ def test_nothing_is_written_before_the_text_is_found_and_its_first_pair_read(
     assert tree(tmp_path) == before
 
 
-def test_a_later_corpus_is_checked_too(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_a_later_corpus_is_checked_too(small_recipe, tmp_path) -> None:
     recipe = small_recipe()
     (tmp_path / "bad.tsv").write_text("no tab\n")
-    data = recipe.data.model_copy(update={"test": load_test(tmp_path / "bad.tsv")})
+    data = recipe.data.model_copy(update={"test": [Source(tsv=tmp_path / "bad.tsv")]})
     with pytest.raises(InputError, match="has no tab"):
         train(recipe.model_copy(update={"data": data}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def load_test(path: Path) -> list:
-    from relpos.translation.corpora import Source
-
-    return [Source(tsv=path)]
-
-
 def test_a_second_process_is_refused_with_the_number_of_the_first(
-    small_file: Callable[..., Path], small_recipe: Callable[..., Recipe], tmp_path: Path,
-    command: Callable[..., subprocess.Popen],
-) -> None:  # fmt: skip
+    small_file, small_recipe, tmp_path, command
+) -> None:
     run = tmp_path / "run"
     process = command("train", small_file(updates=100_000), "--out", run)
     try:
-        until = time.monotonic() + 240
-        while not sealed_checkpoints(run / "checkpoints"):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: sealed_checkpoints(run / "checkpoints"), process)
         for resume in (True, False):
             told = f"another process \\({process.pid}\\) works" if resume else "holds a run already"
             with pytest.raises(InputError, match=told):
@@ -203,7 +168,7 @@ def test_a_second_process_is_refused_with_the_number_of_the_first(
     train(small_recipe(updates=12), run, resume=True)
 
 
-def test_a_lock_is_released_and_names_its_holder(tmp_path: Path) -> None:
+def test_a_lock_is_released_and_names_its_holder(tmp_path) -> None:
     for _ in range(2):
         with ExitStack() as stack:
             stack.enter_context(working_in(tmp_path / "new", "run"))
@@ -211,7 +176,7 @@ def test_a_lock_is_released_and_names_its_holder(tmp_path: Path) -> None:
                 stack.enter_context(working_in(tmp_path / "new", "run"))
 
 
-def test_the_folder_of_another_kind_is_refused(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_the_folder_of_another_kind_is_refused(small_recipe, tmp_path) -> None:
     with working_in(tmp_path, "experiment"):
         pass
     with pytest.raises(InputError, match="is the folder of another thing, experiment"):
@@ -221,17 +186,13 @@ def test_the_folder_of_another_kind_is_refused(small_recipe: Callable[..., Recip
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"folder": "run"}', '{"folder": "run", "format": "x"}', "[" * 9999]
 )
-def test_a_mark_that_cannot_be_read_is_told_by_name(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, content: str
-) -> None:
+def test_a_mark_that_cannot_be_read_is_told_by_name(small_recipe, tmp_path, content) -> None:
     (tmp_path / "relpos.json").write_text(content)
     with pytest.raises(InputError, match=r"relpos\.json: cannot be read"):
         train(small_recipe(), tmp_path)
 
 
-def test_a_run_from_before_folders_were_marked_is_recognised_and_marked(
-    small_recipe: Callable[..., Recipe], run: Path
-) -> None:
+def test_a_run_from_before_folders_were_marked_is_recognised_and_marked(small_recipe, run) -> None:
     for name in ("relpos.json", "relpos.lock"):
         (run / name).unlink()
     with pytest.raises(InputError, match=r"holds a run already\. Add --resume"):
@@ -240,23 +201,7 @@ def test_a_run_from_before_folders_were_marked_is_recognised_and_marked(
     assert json.loads((run / "relpos.json").read_text())["format"] == 1
 
 
-def test_a_terminal_that_closes_saves_and_names_the_checkpoint(
-    small_file: Callable[..., Path], tmp_path: Path, command: Callable[..., subprocess.Popen]
-) -> None:
-    run = tmp_path / "run"
-    process = command("train", small_file(updates=100_000, evaluate_every=50_000), "--out", run)
-    until = time.monotonic() + 240
-    while not (run / "metrics.jsonl").is_file():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGHUP)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGHUP, errors
-    assert str(sealed_checkpoints(run / "checkpoints")[-1]) in errors.splitlines()[-1]
-
-
-def test_only_older_checkpoints_are_removed_and_never_the_best(tmp_path: Path) -> None:
+def test_only_older_checkpoints_are_removed_and_never_the_best(tmp_path) -> None:
     for number in (2, 4, 6, 8, 10):
         put(tmp_path, f"checkpoint-{number}/model.safetensors")
         (tmp_path / f"checkpoint-{number}" / "seal.json").write_text(
@@ -266,14 +211,12 @@ def test_only_older_checkpoints_are_removed_and_never_the_best(tmp_path: Path) -
     put(tmp_path, *(f"checkpoint-4/{name}" for name in mine))
     put(tmp_path.parent, "precious")
     keep_newest(tmp_path, 2, best=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint-10", "checkpoint-2", "checkpoint-4", "checkpoint-8"
-    ]  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{n}" for n in (2, 4, 8, 10)}
     assert tree(tmp_path / "checkpoint-4") == dict.fromkeys(sorted(mine), b"mine")
     assert (tmp_path.parent / "precious").exists()
 
 
-def test_removing_follows_no_link(tmp_path: Path) -> None:
+def test_removing_follows_no_link(tmp_path) -> None:
     put(tmp_path, "precious/tokenizer.json", "precious/config.json")
     (tmp_path / "run").mkdir()
     for name in ("tokenizer", "logs", "checkpoints"):
@@ -284,9 +227,7 @@ def test_removing_follows_no_link(tmp_path: Path) -> None:
     assert set(tree(tmp_path / "precious")) == {"tokenizer.json", "config.json"}
 
 
-def test_a_model_that_was_changed_after_training_is_not_replaced(
-    small_recipe: Callable[..., Recipe], run: Path
-) -> None:
+def test_a_model_that_was_changed_after_training_is_not_replaced(small_recipe, run) -> None:
     config = run / "model" / "config.json"
     config.write_text(config.read_text() + "\n")
     before = tree(run)
@@ -295,18 +236,14 @@ def test_a_model_that_was_changed_after_training_is_not_replaced(
     assert {**tree(run), "relpos.json": b""} == {**before, "relpos.json": b""}
 
 
-def test_resuming_a_finished_run_leaves_its_model_alone(
-    small_recipe: Callable[..., Recipe], run: Path
-) -> None:
+def test_resuming_a_finished_run_leaves_its_model_alone(small_recipe, run) -> None:
     times = {path: path.stat().st_mtime_ns for path in (run / "model").iterdir()}
     train(small_recipe(updates=4), run, resume=True)
     assert {path: path.stat().st_mtime_ns for path in (run / "model").iterdir()} == times
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"\xff\n", b"null\n", b'{"loss": 1}\n', b"[" * 9999 + b"\n"])
-def test_a_damaged_line_of_the_metrics_is_told_by_its_number(
-    small_recipe: Callable[..., Recipe], run: Path, line: bytes
-) -> None:
+def test_a_damaged_line_of_the_metrics_is_told_by_its_number(small_recipe, run, line) -> None:
     kept = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(kept + line)
     with pytest.raises(InputError, match=rf"metrics\.jsonl line {kept.count(10) + 1} is damaged"):
@@ -317,17 +254,11 @@ def test_a_damaged_line_of_the_metrics_is_told_by_its_number(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("generator-train.arrow", b""),
-        ("generator-train.arrow", None),
-        ("cache-*.arrow", b"garbage"),
-        ("dataset_info.json", b"{}"),
-        ("tables.json", b"{"),
-        ("tables.json", b'{"a": [1]}'),
+        *(("generator-train.arrow", b""), ("generator-train.arrow", None), ("cache-*.arrow", b"garbage")),
+        *(("dataset_info.json", b"{}"), ("tables.json", b"{"), ("tables.json", b'{"a": [1]}')),
     ],
 )
-def test_a_damaged_cache_is_made_anew(
-    small_recipe: Callable[..., Recipe], run: Path, name: str, content: bytes | None
-) -> None:
+def test_a_damaged_cache_is_made_anew(small_recipe, run, name, content) -> None:
     before = (run / "data.json").read_bytes()
     damaged = list((run / "cache").rglob(name))
     assert damaged
@@ -341,9 +272,7 @@ def test_a_damaged_cache_is_made_anew(
 
 
 @pytest.fixture
-def moved(
-    tmp_path: Path, small_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, Path]:
+def moved(tmp_path, small_file, monkeypatch) -> tuple[Path, Path]:
     """A recipe whose text lies beside it, and the run it made from another folder; both then moved."""
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     for folder in (project, elsewhere):
@@ -362,12 +291,7 @@ def moved(
     return project / "recipe.yaml", tmp_path / "archive"
 
 
-def test_a_run_works_from_any_folder_and_without_its_text(
-    moved: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_works_from_any_folder_and_without_its_text(moved, tmp_path, monkeypatch, capsys) -> None:
     recipe, run = moved
     assert load_recipe(str(run / "recipe.yaml")).data.folder == recipe.parent
     monkeypatch.chdir(tmp_path)
@@ -382,11 +306,9 @@ def test_a_run_works_from_any_folder_and_without_its_text(
     assert sealed_checkpoints(run / "checkpoints")[-1].name == "checkpoint-12"
 
 
-def test_the_best_checkpoint_is_found_after_a_move(
-    small_recipe: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_the_best_checkpoint_is_found_after_a_move(small_recipe, tmp_path) -> None:
     # a learning rate that rises until it destroys what was learned
-    settings = {"warmup": 100, "learning_rate_scale": 200.0, "best": "loss", "keep": 1}
+    settings = {"warmup": 100, "learning_rate_scale": 200.0, "best": "loss", "keep": 1, "validation_pairs": 1}
     train(small_recipe(updates=24, **settings), tmp_path / "run")
     losses = read_metrics(tmp_path / "run", "eval_loss")
     best = min(losses, key=lambda step: losses[step])
@@ -398,9 +320,7 @@ def test_the_best_checkpoint_is_found_after_a_move(
     assert (tmp_path / "moved" / "model" / "model.safetensors").read_bytes() == weights.read_bytes()
 
 
-def test_text_that_only_the_working_folder_has_is_found_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_that_only_the_working_folder_has_is_found_and_told(tmp_path, monkeypatch) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "text.tsv").write_text("one\teins\n")
     (tmp_path / "recipes" / "recipe.yaml").write_text("data: {train: [{tsv: text.tsv}]}")
@@ -411,9 +331,7 @@ def test_text_that_only_the_working_folder_has_is_found_and_told(
     assert load_recipe("recipes/recipe.yaml").data.folder == tmp_path / "recipes"
 
 
-def test_paths_on_the_command_line_start_at_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_on_the_command_line_start_at_the_working_folder(tmp_path, monkeypatch) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "recipe.yaml").write_text("data: {train: [{tsv: text.tsv}], folder: ..}")
     monkeypatch.chdir(tmp_path)
@@ -425,11 +343,11 @@ def test_paths_on_the_command_line_start_at_the_working_folder(
 
 
 @pytest.mark.parametrize("name", ["X", "X.part", ".X.part"])
-def test_output_leaves_other_names_alone(numbers_run: Path, tmp_path: Path, name: str) -> None:
+def test_output_leaves_other_names_alone(four_updates, tmp_path, name) -> None:
     put(tmp_path, "X.part", ".X.part", "X.old", "X.tmp")
     (tmp_path / name).write_text("one\n")
     before = tree(tmp_path)
-    arguments = ["translate", str(numbers_run), str(tmp_path / name), "--beams", "1"]
+    arguments = ["translate", str(four_updates), str(tmp_path / name), "--beams", "1"]
     assert relpos([*arguments, "--output", str(tmp_path / "Y")]) == 0
     assert {k: v for k, v in tree(tmp_path).items() if k != "Y"} == before
     # what is read is not written over
@@ -437,21 +355,12 @@ def test_output_leaves_other_names_alone(numbers_run: Path, tmp_path: Path, name
     assert {k: v for k, v in tree(tmp_path).items() if k != "Y"} == before
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "recipe.yaml",
-        "data.json",
-        "metrics.jsonl",
-        "tokenizer/tokenizer.json",
-        "model/w",
-        "checkpoints/checkpoint-3/w",
-    ],
-)
-@pytest.mark.parametrize("content", ["mine", "{}", "[]", "my: recipe"])
-def test_what_was_put_where_a_beginning_had_failed_is_refused(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, name: str, content: str
-) -> None:
+PLACES = ["recipe.yaml", "data.json", "metrics.jsonl", "tokenizer/tokenizer.json", "model/w"]
+
+
+@pytest.mark.parametrize("name", [*PLACES, "checkpoints/checkpoint-3/w"])
+@pytest.mark.parametrize("content", ["mine", "{}", "my: recipe"])
+def test_what_was_put_where_a_beginning_had_failed_is_refused(small_recipe, tmp_path, name, content) -> None:
     with working_in(tmp_path, "run"):
         pass
     place = tmp_path / name
@@ -465,7 +374,7 @@ def test_what_was_put_where_a_beginning_had_failed_is_refused(
 
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_checkpoint_that_no_run_saved_is_refused_and_left_alone(
-    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, is_link: bool
+    small_recipe, run, tmp_path, is_link
 ) -> None:
     foreign = run / "checkpoints" / "checkpoint-100"
     put(tmp_path, "mine/config.json", "mine/model.safetensors")
@@ -479,9 +388,7 @@ def test_a_checkpoint_that_no_run_saved_is_refused_and_left_alone(
     assert {**tree(run), "relpos.json": b""} == {**before, "relpos.json": b""}
 
 
-def test_a_model_that_its_user_sealed_is_not_replaced(
-    small_recipe: Callable[..., Recipe], run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_its_user_sealed_is_not_replaced(small_recipe, run, capsys) -> None:
     put(run / "model", "README.md", "notes/a.txt")
     assert relpos(["seal", str(run)]) == 0
     put(run / "model", "notes/b.txt")
@@ -491,13 +398,9 @@ def test_a_model_that_its_user_sealed_is_not_replaced(
     assert tree(run / "model") == before
 
 
-def test_what_only_looks_like_a_draft_or_a_checkpoints_file_stays(
-    small_recipe: Callable[..., Recipe], run: Path
-) -> None:
-    names = (
-        ".notes.relpos-20261130", ".model.relpos-original/a", "checkpoints/.x.relpos-mybackup/a",
-        ".mine.relpos-draft-0123456789abcdef", "checkpoints/checkpoint-4/model-mine.safetensors",
-    )  # fmt: skip
+def test_what_only_looks_like_a_draft_or_a_checkpoints_file_stays(small_recipe, run) -> None:
+    names = [".notes.relpos-20261130", ".model.relpos-original/a", "checkpoints/.x.relpos-mybackup/a"]
+    names += [".mine.relpos-draft-0123456789abcdef", "checkpoints/checkpoint-4/model-mine.safetensors"]
     put(run, *names)
     draft = run / ".data.json.relpos-draft-0123456789abcdef"
     draft.touch()
@@ -506,7 +409,7 @@ def test_what_only_looks_like_a_draft_or_a_checkpoints_file_stays(
     assert not draft.exists()
 
 
-def test_output_does_not_write_over_a_model_or_a_run(run: Path, tmp_path: Path) -> None:
+def test_output_does_not_write_over_a_model_or_a_run(run, tmp_path) -> None:
     (tmp_path / "in.txt").write_text("one\n")
     before = tree(run)
     for name in ("model/config.json", "recipe.yaml", "metrics.jsonl", "checkpoints/checkpoint-4/config.json"):
@@ -515,7 +418,7 @@ def test_output_does_not_write_over_a_model_or_a_run(run: Path, tmp_path: Path) 
     assert tree(run) == before
 
 
-def test_an_empty_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_path_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments in (
         ["train", "numbers", "--out", ""],
@@ -526,7 +429,7 @@ def test_an_empty_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert tree(tmp_path) == {}
 
 
-def test_weights_are_as_readable_as_what_lies_beside_them(run: Path) -> None:
+def test_weights_are_as_readable_as_what_lies_beside_them(run) -> None:
     for folder in ("model", "checkpoints/checkpoint-4"):
         modes = {path.stat().st_mode & 0o777 for path in (run / folder).iterdir() if path.suffix != ".pth"}
         assert len(modes) == 1
@@ -538,29 +441,27 @@ def long_file(path: Path) -> None:
         file.truncate(100 << 30)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("relpos.json", r"relpos\.json: cannot be read"),
-        ("metrics.jsonl", r"metrics\.jsonl line [0-9] is damaged"),
-        ("recipe.yaml", r"recipe\.yaml: no recipe"),
-    ],
-)
-def test_a_file_without_end_is_told_by_name_and_not_read_whole(
-    small_recipe: Callable[..., Recipe], run: Path, name: str, told: str
-) -> None:
+ENDLESS = {
+    "relpos.json": "cannot be read",
+    "metrics.jsonl": "line [0-9] is damaged",
+    "recipe.yaml": "no recipe",
+}
+
+
+@pytest.mark.parametrize(("name", "told"), ENDLESS.items())
+def test_a_file_without_end_is_told_by_name_and_not_read_whole(small_recipe, run, name, told) -> None:
     long_file(run / name)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=rf"{name}:? {told}"):
         train(small_recipe(updates=8), run, resume=True)
 
 
-def test_tables_without_end_are_made_anew(small_recipe: Callable[..., Recipe], run: Path) -> None:
+def test_tables_without_end_are_made_anew(small_recipe, run) -> None:
     long_file(run / "cache" / "relpos-tables" / "tables.json")
     train(small_recipe(updates=8), run, resume=True)
     assert (run / "cache" / "relpos-tables" / "tables.json").stat().st_size < 10_000
 
 
-def test_a_recipe_without_end_beside_a_model_is_passed_over(run: Path, tmp_path: Path) -> None:
+def test_a_recipe_without_end_beside_a_model_is_passed_over(run, tmp_path) -> None:
     long_file(run / "model" / "recipe.yaml")
     (run / "model" / "seal.json").unlink()
     (tmp_path / "one.txt").write_text("one\n")
@@ -568,9 +469,7 @@ def test_a_recipe_without_end_beside_a_model_is_passed_over(run: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "data.json", "metrics.jsonl", "relpos.json"])
-def test_a_link_in_the_place_of_a_runs_file_is_not_written_through(
-    small_recipe: Callable[..., Recipe], run: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_link_in_the_place_of_a_runs_file_is_not_written_through(small_recipe, run, tmp_path, name) -> None:
     mine = Path(shutil.move(run / name, tmp_path / "mine"))
     (run / name).symlink_to(mine)
     before = mine.read_bytes()
@@ -579,9 +478,7 @@ def test_a_link_in_the_place_of_a_runs_file_is_not_written_through(
     assert mine.read_bytes() == before
 
 
-def test_an_end_that_a_later_checkpoint_went_beyond_is_no_end(
-    small_recipe: Callable[..., Recipe], run: Path
-) -> None:
+def test_an_end_that_a_later_checkpoint_went_beyond_is_no_end(small_recipe, run) -> None:
     train(small_recipe(updates=8), run, resume=True)
     (run / "checkpoints" / "checkpoint-8" / "optimizer.pt").write_bytes(b"")
     train(small_recipe(updates=8), run, resume=True)

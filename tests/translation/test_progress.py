@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from relpos.translation.recipe import Recipe
 from relpos.translation.trainer import _Progress
 from relpos.translation.training import train
 
@@ -49,7 +48,7 @@ def line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
     return write
 
 
-def test_a_line_names_the_update_of_all_and_the_time_left(line: Callable[..., str]) -> None:
+def test_a_line_names_the_update_of_all_and_the_time_left(line) -> None:
     assert line(LOSS, 50, 10.0) == (
         "update    50 of 1,200  loss 2.500  learning rate 1.00e-03  1,234 target tokens/s  about 4 min left"
     )
@@ -59,24 +58,22 @@ def test_a_line_names_the_update_of_all_and_the_time_left(line: Callable[..., st
     assert line(LOSS, 1150, 1150.0).endswith("  about 50 s left")
 
 
-def test_time_left_is_at_the_pace_of_this_session(line: Callable[..., str]) -> None:
+def test_time_left_is_at_the_pace_of_this_session(line) -> None:
     assert line(LOSS, 1000, 100.0, resumed_at=800, before=9000.0).endswith("  about 2 min left")
 
 
-def test_time_left_ends_at_the_limit_of_minutes(line: Callable[..., str]) -> None:
+def test_time_left_ends_at_the_limit_of_minutes(line) -> None:
     assert line(LOSS, 600, 600.0, before=60.0, minutes=12.0).endswith("  about 60 s left")
     assert line(LOSS, 600, 600.0, minutes=60.0).endswith("  about 10 min left")
     assert line(LOSS, 600, 600.0, minutes=9.0).endswith("  about 0 s left")
 
 
-def test_nothing_is_said_of_time_that_is_not_known_or_over(line: Callable[..., str]) -> None:
+def test_nothing_is_said_of_time_that_is_not_known_or_over(line) -> None:
     assert line(SCORES, 600, 10.0, resumed_at=600).endswith("exact 25.0%")
     assert line(SCORES, 1200, 10.0).endswith("exact 25.0%")
 
 
-def test_lines_of_a_run_come_off_a_terminal(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_a_run_come_off_a_terminal(small_recipe, tmp_path, capsys) -> None:
     train(small_recipe(updates=4, evaluate_every=2), tmp_path / "run")
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("update")]
     assert [told_line[:13] for told_line in told] == [f"update {step} of 4" for step in (1, 2, 2, 3, 4, 4)]

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from relpos.translation.config import RelposConfig
-from relpos.translation.errors import InputError, UsageError
+from relpos.translation.errors import UsageError
 from relpos.translation.faults import _inner_model
 from relpos.translation.recipe import (
     ModelSettings,
@@ -62,10 +62,6 @@ def test_each_packaged_recipe_loads_and_makes_a_model(name) -> None:
     assert config.d_model % config.num_heads == 0
 
 
-def test_there_are_packaged_recipes() -> None:
-    assert {"messages", "numbers"} <= set(packaged_recipes())
-
-
 def test_a_folder_is_no_recipe_and_that_of_a_run_names_its_own(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"no regular file; give a YAML file\.$"):
         load_recipe(str(tmp_path))
@@ -76,9 +72,8 @@ def test_a_folder_is_no_recipe_and_that_of_a_run_names_its_own(tmp_path) -> None
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "folder/nowhere.yaml", "massages"])
 def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do(name) -> None:
-    with pytest.raises(
-        UsageError, match=rf"^no recipe '{re.escape(name)}': give a YAML file, or .*messages.*\.$"
-    ):
+    told = rf"^no recipe '{re.escape(name)}': give a YAML file, or .*messages.*numbers.*\.$"
+    with pytest.raises(UsageError, match=told):
         load_recipe(name)
 
 
@@ -98,17 +93,9 @@ def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do(name) -> No
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest(section, key, nearest) -> None:
-    values: dict = {
-        "data": {
-            "train": [{"tsv": "a.tsv"}, {"numbers": {"lines": 3}}],
-            "validation": [{"files": ["a", "b"]}],
-            "cleaning": {},
-        },
-        "tokenizer": {},
-        "model": {},
-        "training": {},
-        "translation": {},
-    }
+    sources = {"train": [{"tsv": "a.tsv"}, {"numbers": {"lines": 3}}], "validation": [{"files": ["a", "b"]}]}
+    values: dict = {name: {} for name in ("tokenizer", "model", "training", "translation")}
+    values["data"] = {**sources, "cleaning": {}}
     place = values
     for part in section:
         place = place[part]
@@ -126,69 +113,39 @@ def test_an_unknown_key_near_to_none_is_answered_with_all() -> None:
 @pytest.mark.parametrize(
     ("section", "values", "told"),
     [
-        ("training", {"updates": "many"}, "mine.yaml: training.updates must be a whole number"),
-        ("training", {"updates": "many"}, "got 'many'"),
+        ("training", {"updates": "100"}, "mine.yaml: training.updates must be a whole number; got '100'"),
         ("training", {"updates": 0}, "mine.yaml: training.updates must be over 0; got 0"),
         ("training", {"updates": 1.5}, "training.updates must be a whole number"),
         ("training", {"adam_betas": [0.9]}, "training.adam_betas must be a list of 2 values; got [0.9]"),
         ("training", {"best": "ter"}, "training.best must be 'loss', 'bleu' or 'chrf'; got 'ter'"),
         ("model", {"dropout": 1}, "model.dropout must be under 1; got 1"),
-        ("model", {"d_model": [512]}, "model.d_model must be a whole number"),
         ("model", {"relative_max_distance": [1, 2, 3]}, "model.relative_max_distance"),
         ("model", {"relative_max_distance": -1}, "must be null, k >= 0 or [left, right]; got -1"),
-        ("model", {"relative_max_distance": [2, -1]}, "mine.yaml: model.relative_max_distance: must be null"),
         ("model", {"d_model": 10, "num_heads": 3}, "num_heads must divide d_model = 10; got 3"),
         ("tokenizer", {"vocabulary": 300}, "tokenizer.vocabulary must be at least 301; got 300"),
         ("format", 2, "mine.yaml: format must be 1; got 2"),
-        (
-            "tokenizer",
-            5,
-            "mine.yaml: tokenizer must be a mapping of keys to values; got 5; its keys are vocabulary",
-        ),
+        ("tokenizer", 5, "tokenizer must be a mapping of keys to values; got 5; its keys are vocabulary"),
         ("data", {"train": []}, "mine.yaml: data.train must hold at least 1 value"),
         ("data", {}, "mine.yaml: key 'data.train' is missing"),
         ("data", {"train": [{}]}, "data.train.0: a corpus has exactly one of"),
         ("training", {"adam_betas": [1.5, 0.98]}, "adam_betas.0 must be under 1; got 1.5"),
-        ("training", {"adam_betas": [0.9, -0.1]}, "adam_betas.1 must be at least 0"),
-        (
-            "training",
-            {"learning_rate_scale": math.inf},
-            "learning_rate_scale must be a finite number",
-        ),
+        ("training", {"learning_rate_scale": math.inf}, "learning_rate_scale must be a finite number"),
         ("translation", {"length_penalty": math.nan}, "length_penalty must be a finite number"),
-        ("training", {"updates": "100"}, "training.updates must be a whole number; got '100'"),
         ("training", {"updates": True}, "training.updates must be a whole number; got true"),
-        ("training", {"minutes": "1"}, "training.minutes must be a number; got '1'"),
         ("model", {"norm_first": "off"}, "model.norm_first must be true or false; got 'off'"),
         ("model", {"relative_max_distance": True}, "must be null, k >= 0 or [left, right]; got true"),
         ("model", {"relative_max_distance": [1, True]}, "k >= 0 or [left, right]; got [1, true]"),
-        (
-            "data",
-            {"source_language": False},
-            "data.source_language must be text; got false",
-        ),
+        ("data", {"source_language": False}, "data.source_language must be text; got false"),
         ("data", {"train": [{"tsv": 1}]}, "data.train.0.tsv must be a path"),
-        (
-            "data",
-            {"train": [{"tsv": "a", "limit": "3"}]},
-            "data.train.0.limit must be a whole number",
-        ),
-        (
-            "data",
-            {"train": [{"tsv": "a", "columns": ["0", 1]}]},
-            "columns.0 must be a whole number",
-        ),
+        ("data", {"train": [{"tsv": "a", "limit": "3"}]}, "data.train.0.limit must be a whole number"),
+        ("data", {"train": [{"tsv": "a", "columns": ["0", 1]}]}, "columns.0 must be a whole number"),
         ("data", {"train": [{"numbers": {"lines": True}}]}, "numbers.lines must be a whole number"),
         (
             "data",
-            SMALLEST["data"] | {"cleaning": {"max_ratio": math.inf}},
-            "data.cleaning.max_ratio must be a finite number; got inf",
+            {"cleaning": {"max_ratio": math.inf}},
+            "cleaning.max_ratio must be a finite number; got inf",
         ),
-        (
-            "data",
-            SMALLEST["data"] | {"cleaning": {"drop_equal": "no"}},
-            "data.cleaning.drop_equal must be true or false; got 'no'",
-        ),
+        ("data", {"cleaning": {"drop_equal": "no"}}, "cleaning.drop_equal must be true or false; got 'no'"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_rule(section, values, told) -> None:
@@ -207,9 +164,7 @@ def test_a_wrong_value_is_named_with_its_key_and_rule(section, values, told) -> 
         ("training: {updates: 1,000}", "unknown key 'training.0'"),
         ("training: {updates: '1,000'}", "got '1,000'; write 1000, without quotes or commas"),
         ("training: {updates: 1e5}", "training.updates must be a whole number; got 100000.0; write 100000"),
-        ("training: {updates: .inf}", "training.updates must be a whole number; got inf"),
         ("training: {adam_betas: 0.9}", "training.adam_betas must be a list of 2 values; got 0.9"),
-        ("training: {adam_betas: [0.9, 0.9, 0.9]}", "must be a list of 2 values; got [0.9, 0.9, 0.9]"),
         ("training: [updates, 3]", "training must be a mapping of keys to values; got ['updates', 3]"),
         ("training: null", "training must be a mapping of keys to values; got null; leave out the key"),
         ("training: {3: 4}", "unknown key 'training.3'"),
@@ -229,21 +184,14 @@ def test_what_people_write_in_yaml_is_answered_with_what_to_write(written, text,
     [
         ("train: {tsv: a.tsv}", "data.train must be a list; got {tsv: 'a.tsv'}; write [{tsv: 'a.tsv'}]"),
         ("train: a.tsv", "data.train must be a list; got 'a.tsv'; write ['a.tsv']"),
-        (
-            "train: [a.tsv]",
-            "data.train.0 must be a mapping of keys to values; got 'a.tsv'; its keys are tsv, ",
-        ),
+        ("train: [a.tsv]", "data.train.0 must be a mapping of keys to values; got 'a.tsv'; its keys are tsv"),
         ("train: null", "mine.yaml: data.train must be a list; got null"),
         ("train: [{files: a.en}]", "data.train.0.files must be a list of 2 values; got 'a.en'"),
-        ("train: [{files: [a.en]}]", "data.train.0.files must be a list of 2 values; got ['a.en']"),
         ("train: [{catalogs: gramps}]", "catalogs must be a list; got 'gramps'; write ['gramps']"),
         ("train: [{tsv: [a.tsv]}]", "tsv must be a path; got ['a.tsv']; write a.tsv without brackets"),
         ("train: [{tsv: a, limit: none}]", "limit must be a whole number; got 'none'; write null"),
         ("train: [{dataset: 2024}]", "dataset must be text; got 2024; put it in quotes: '2024'"),
-        (
-            "target_language: no, train: []",
-            "got false; YAML reads no, off and false as false: put the word in",
-        ),
+        ("target_language: no, train: []", "got false; YAML reads no, off and false as false: put the word"),
         ("target_language: on, train: []", "got true; YAML reads yes, on and true as true: put the word in"),
         ("target_language: null, train: []", "target_language must be text; got null; leave out the key"),
         ("train: [{tsv: a}], cleaning: {drop_matching: none}", "drop_matching: must be null or a regular"),
@@ -290,35 +238,22 @@ def test_no_wrong_value_of_any_key_is_answered_in_the_words_of_a_library(key) ->
             assert told.startswith("mine.yaml: "), told
             assert len(told) < 1500, told
             assert "\n" not in told
-            for words in (
-                "nput should",
-                "valid ",
-                "Value error",
-                "pydantic",
-                "None",
-                "another value",
-                "function-",
-            ):
+            for words in ("nput should", "valid ", "Value error", "pydantic", "None", "another value"):
                 assert words not in told, (value, told)
 
 
 def test_training_pairs_longer_than_a_learned_table_are_refused() -> None:
     values = SMALLEST | {"model": {"absolute_positions": "learned", "max_positions": 64}}
-    assert refusal(values) == (
-        "mine.yaml: training.max_length must be at most model.max_positions = 64 where positions are "
-        "learned; got 128"
-    )
+    told = "training.max_length must be at most model.max_positions = 64 where positions are learned; got 128"
+    assert refusal(values) == f"mine.yaml: {told}"
     check_recipe(values | {"training": {"max_length": 64}}, "mine.yaml")
     check_recipe(values | {"model": {"absolute_positions": "sinusoidal", "max_positions": 64}}, "mine.yaml")
 
 
 def test_whole_numbers_lists_and_text_are_taken_for_numbers_tuples_and_paths() -> None:
     files = {"files": ["a", "b"]}, {"jsonl": "c", "fields": ["x", "y"]}, {"tsv": "d", "columns": [1, 0]}
-    values = {
-        "data": {"folder": "here", "train": [*files]},
-        "training": {"minutes": 2, "adam_betas": [0, 0.5]},
-    }
-    found = check_recipe(values, "mine.yaml")
+    data, training = {"folder": "here", "train": [*files]}, {"minutes": 2, "adam_betas": [0, 0.5]}
+    found = check_recipe({"data": data, "training": training}, "mine.yaml")
     assert found.data.folder == Path("here")
     assert found.data.train[0].files == (Path("a"), Path("b"))
     assert found.data.train[1].fields == ("x", "y")
@@ -347,10 +282,6 @@ def test_a_recipe_survives_a_full_disk_while_it_is_written_again(tmp_path, monke
     assert [item.name for item in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
-def test_a_recipe_without_data_says_so() -> None:
-    assert refusal({}) == "mine.yaml: key 'data' is missing"
-
-
 def test_at_most_three_faults_are_told_at_once() -> None:
     told = refusal(SMALLEST | {"training": {f"key_{i}": i for i in range(9)}})
     assert told.count("unknown key") == 3
@@ -366,11 +297,7 @@ def test_at_most_three_faults_are_told_at_once() -> None:
         ("", r"mine\.yaml: a recipe is a mapping of keys to values; got nothing\.$"),
         ("- data", r"mine\.yaml: a recipe is a mapping of keys to values; got list\.$"),
         ("data", r"mine\.yaml: a recipe is a mapping of keys to values; got str\.$"),
-        (
-            "a: 1\nb: 2\na: 3",
-            r"mine\.yaml, line 3: not valid YAML \(key 'a' stands there twice, first in line 1\)\.$",
-        ),
-        ("data: {train: [], train: []}", r"line 1: not valid YAML \(key 'train' stands there twice"),
+        ("a: 1\nb: 2\na: 3", r"line 3: not valid YAML \(key 'a' stands there twice, first in line 1\)\.$"),
         ("[" * 20_000, r"mine\.yaml, line 1: not valid YAML \(nested more than 50 levels deep\)\.$"),
         ("{a: " * 20_000, r"nested more than 50 levels deep"),
         ("- " * 20_000, r"nested more than 50 levels deep"),
@@ -383,15 +310,9 @@ def test_at_most_three_faults_are_told_at_once() -> None:
         ("a: !!int x", r"line 1: not valid YAML \(a value that its tag does not fit\)"),
         ("a: !!bool x", r"a value that its tag does not fit"),
         ("a: !!timestamp 2024-13-45", r"line 1: not valid YAML \(could not determine a constructor"),
-        (
-            "--- a\n--- b",
-            r"line 2: not valid YAML \(expected a single document in the stream, but found another",
-        ),
+        ("--- a\n--- b", r"line 2: not valid YAML \(expected a single document in the stream, but"),
         ("data: 2024-13-45", r"mine\.yaml: data must be a mapping of keys to values; got '2024-13-45'; "),
-        (
-            "#" * 300_000,
-            r"mine\.yaml: no recipe, for it has 300,000 bytes and 262,144 are the most; name a YAML",
-        ),
+        ("#" * 300_000, r"mine\.yaml: no recipe, for it has 300,000 bytes and 262,144 are the most;"),
         (b"PK\x03\x04" + bytes(99), r"mine\.yaml is a zip archive; "),
         (b"\x1f\x8b" + bytes(99), r"mine\.yaml: not UTF-8 at byte 1"),
         (b"data: \xff", r"mine\.yaml: not UTF-8 at byte 6\. Save the recipe as UTF-8\.$"),
@@ -423,31 +344,17 @@ def test_python_tags_in_yaml_are_refused_and_not_run(written, tmp_path) -> None:
         ("data.cleaning.max_words=9", lambda r: r.data.cleaning.max_words, 9),
         ("data.cleaning.max_ratio=null", lambda r: r.data.cleaning.max_ratio, None),
         ("data.source_language=fr", lambda r: r.data.source_language, "fr"),
-        (
-            "data.train=[{tsv: b.tsv, limit: 3}]",
-            lambda r: (r.data.train[0].tsv, r.data.train[0].limit),
-            (Path.cwd() / "b.tsv", 3),
-        ),
-        ("data.cleaning.drop_matching=a=[b", lambda r: r.data.cleaning.drop_matching, None),
+        ("data.train=[{tsv: b, limit: 3}]", lambda r: r.data.train[0].tsv, Path.cwd() / "b"),
+        ("data.cleaning.drop_matching=a=b", lambda r: r.data.cleaning.drop_matching, "a=b"),
     ],
 )
 def test_an_override_reaches_its_key(written, override, read, value) -> None:
-    path = written(yaml.safe_dump(SMALLEST))
-    if override.endswith("[b"):
-        with pytest.raises(UsageError, match="no regular expression"):
-            load_recipe(path, [override])
-    else:
-        assert read(load_recipe(path, [override])) == value
+    assert read(load_recipe(written(yaml.safe_dump(SMALLEST)), [override])) == value
 
 
-def test_the_last_of_several_overrides_holds(written) -> None:
-    found = load_recipe(written(yaml.safe_dump(SMALLEST)), ["training.seed=3", "training.seed=4"])
-    assert found.training.seed == 4
-
-
-def test_an_override_opens_a_section_left_empty(written) -> None:
-    found = load_recipe(written("data: {train: [{tsv: a.tsv}]}\ntraining:\n"), ["training.seed=3"])
-    assert found.training.seed == 3
+def test_the_last_of_several_overrides_holds_and_opens_a_section_left_empty(written) -> None:
+    path = written("data: {train: [{tsv: a.tsv}]}\ntraining:\n")
+    assert load_recipe(path, ["training.seed=3", "training.seed=4"]).training.seed == 4
 
 
 @pytest.mark.parametrize(
@@ -529,10 +436,6 @@ def test_every_key_has_a_description() -> None:
             # a section has the description of its class
             told = field.get("description") or ("$ref" in field) or ("allOf" in field)
             assert told, f"{schema.get('title')}.{name}"
-
-
-def test_a_wrong_recipe_is_wrong_use_and_wrong_input() -> None:
-    assert issubclass(UsageError, InputError)
 
 
 def test_explained_recipe_is_the_same_recipe(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from relpos.translation import training
-from relpos.translation.recipe import Recipe
 from relpos.translation.schedule import peak_rate, share_of_peak
 
 Metrics = Callable[[Path, str], dict[int, float]]
@@ -35,14 +34,14 @@ def paper(step: int, d_model: int, warmup: int, scale: float) -> float:
 
 
 @pytest.mark.parametrize("warmup", [1, 2, 400, 4000])
-def test_the_rate_of_each_update_is_the_papers(warmup: int) -> None:
+def test_the_rate_of_each_update_is_the_papers(warmup) -> None:
     for step in {1, 2, warmup - 1, warmup, warmup + 1, 10 * warmup, 100_000} - {0}:
         rate = peak_rate(512, warmup, 1.5) * share_of_peak(step - 1, warmup, first_step=1)
         assert rate == pytest.approx(paper(step, 512, warmup, 1.5), rel=1e-14)
 
 
 def test_the_optimiser_has_the_papers_rates_and_they_are_logged(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics, groups: list[dict[str, Any]]
+    small_recipe, tmp_path, metrics, groups
 ) -> None:
     training.train(small_recipe(updates=9, warmup=4, learning_rate_scale=1.5), tmp_path / "run")
     expected = [paper(step, 16, 4, 1.5) for step in range(1, 10)]
@@ -52,9 +51,7 @@ def test_the_optimiser_has_the_papers_rates_and_they_are_logged(
     assert logged == {step: group["lr"] for step, group in enumerate(groups, start=1)}
 
 
-def test_the_rates_go_on_after_resuming(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, groups: list[dict[str, Any]]
-) -> None:
+def test_the_rates_go_on_after_resuming(small_recipe, tmp_path, groups) -> None:
     run = tmp_path / "run"
     training.train(small_recipe(updates=4, warmup=6), run)
     training.train(small_recipe(updates=8, warmup=6), run, resume=True)
@@ -63,10 +60,7 @@ def test_the_rates_go_on_after_resuming(
 
 
 def test_a_run_begun_before_keeps_its_schedule_and_says_so(
-    small_recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    groups: list[dict[str, Any]],
+    small_recipe, tmp_path, monkeypatch, groups
 ) -> None:
     for name in ("begin_run", "resume_run"):
         opened = getattr(training, name)
@@ -83,9 +77,7 @@ def test_a_run_begun_before_keeps_its_schedule_and_says_so(
     ]
 
 
-def test_the_optimiser_has_the_recipes_settings(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, groups: list[dict[str, Any]]
-) -> None:
+def test_the_optimiser_has_the_recipes_settings(small_recipe, tmp_path, groups) -> None:
     training.train(small_recipe(updates=1, adam_betas=(0.7, 0.8), adam_epsilon=1e-3), tmp_path / "run")
     (group,) = groups
     assert group["betas"] == (0.7, 0.8)

@@ -73,7 +73,8 @@ def test_nothing_is_unknown_and_no_mark_but_the_last_comes_from_text(tokenizer, 
     assert not marks & set(ids[:-1])
 
 
-def test_the_sign_for_a_space_comes_back_as_a_space(tokenizer) -> None:
+def test_words_keep_the_space_before_them_and_its_sign_comes_back_as_a_space(tokenizer) -> None:
+    assert tokenizer.tokenize("the the")[0] == tokenizer.tokenize("the the")[1] == "▁the"
     assert there_and_back(tokenizer, "the▁house") == "the house"
 
 
@@ -123,11 +124,10 @@ def test_what_normalising_takes_away_changes_no_subword_under_plain_transformers
 
 def test_a_word_of_any_length_is_learned_and_encoded_in_pieces(tokenizer) -> None:
     # learning a word takes the square of its length: 100,000 letters took 6 seconds in one piece
-    longest, pieces = 0, tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a" * 1_000_000 + " b")
-    for piece, _ in pieces:
-        longest = max(longest, len(piece))
-    assert longest == 256
-    assert "".join(piece for piece, _ in pieces) == "▁" + "a" * 1_000_000 + "▁b"
+    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a" * 1_000_000 + " b")
+    pieces = [piece for piece, _ in cut]
+    assert max(map(len, pieces)) == 256
+    assert "".join(pieces) == "▁" + "a" * 1_000_000 + "▁b"
     learned = train_tokenizer([*corpus(), "ab" * 500_000], VOCABULARY)
     assert there_and_back(learned, "ab" * 500_000) == "ab" * 500_000
 
@@ -164,10 +164,6 @@ def test_the_vocabulary_has_the_size_asked_for_with_marks_first_and_all_bytes(to
     assert all(f"<0x{byte:02X}>" in tokenizer.get_vocab() for byte in range(256))
 
 
-def test_words_keep_the_space_before_them(tokenizer) -> None:
-    assert tokenizer.tokenize("the the")[0] == tokenizer.tokenize("the the")[1] == "▁the"
-
-
 def test_auto_tokenizer_and_load_tokenizer_give_the_same(tokenizer, saved) -> None:
     for other in (AutoTokenizer.from_pretrained(saved), load_tokenizer(saved)):
         assert other.get_vocab() == tokenizer.get_vocab()
@@ -185,11 +181,8 @@ def test_training_is_deterministic(tokenizer) -> None:
     for texts in (iter(corpus()), corpus(), tuple(corpus())):  # with many equally frequent characters
         again = train_tokenizer(texts, VOCABULARY)
         assert json.loads(again.backend_tokenizer.to_str()) == true
-
-
-def test_the_order_of_the_texts_does_not_matter(tokenizer) -> None:
-    again = train_tokenizer(reversed(corpus()), VOCABULARY)
-    assert again.get_vocab() == tokenizer.get_vocab()
+    # the order of the texts does not matter
+    assert train_tokenizer(reversed(corpus()), VOCABULARY).get_vocab() == tokenizer.get_vocab()
 
 
 def test_a_number_that_a_recipe_would_not_take_is_not_named() -> None:
@@ -202,11 +195,8 @@ def test_a_number_that_a_recipe_would_not_take_is_not_named() -> None:
 
 
 def test_a_corpus_too_small_is_refused_and_the_number_it_names_works() -> None:
-    with pytest.raises(
-        InputError,
-        match=r"^the corpus is too small for its vocabulary: it yields (\d+) subwords, the "
-        r"recipe asks for 5000; set tokenizer\.vocabulary to \1 or less, or give more text\.$",
-    ) as caught:
+    told = r"it yields (\d+) subwords, the recipe asks for 5000; set tokenizer\.vocabulary to \1 or less"
+    with pytest.raises(InputError, match=told) as caught:
         train_tokenizer(corpus(), 5000)
     named = int(str(caught.value).split("yields ")[1].split()[0])
     assert len(train_tokenizer(corpus(), named)) == named >= SMALLEST_VOCABULARY

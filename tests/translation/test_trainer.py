@@ -14,6 +14,7 @@ from transformers import TrainerControl, TrainerState
 from relpos.translation import trainer as trainer_module
 from relpos.translation.batching import TokenBatches
 from relpos.translation.checkpoints import average_weights, sealed_checkpoints
+from relpos.translation.generation import Search
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import Prepared, prepare
 from relpos.translation.recipe import Recipe
@@ -44,23 +45,16 @@ def make(small_recipe: Callable[..., Recipe], folder: Path, tmp_path: Path) -> M
     return call
 
 
-def test_settings_of_the_recipe_reach_the_trainer(make: Make) -> None:
-    given = {
-        "seed": 77,
-        "updates": 31,
-        "accumulation": 3,
-        "max_gradient_norm": 0.7,
-        "log_every": 5,
-        "evaluate_every": 6,
-        "label_smoothing": 0.3,
-        "tokens_per_batch": 333,
-    }
-    made = make(**given)
+def test_settings_of_the_recipe_reach_the_trainer(make) -> None:
+    given = {"seed": 77, "updates": 31, "accumulation": 3, "max_gradient_norm": 0.7, "log_every": 5}
+    made = make(**given, evaluate_every=6, label_smoothing=0.3, tokens_per_batch=333)
     arguments = made.args
     assert (arguments.seed, arguments.data_seed or arguments.seed) == (77, 77)
     assert arguments.max_steps == 31
     assert arguments.gradient_accumulation_steps == 3
     assert arguments.max_grad_norm == 0.7
+    # the loss of accumulated batches is divided by the labels of all
+    assert made.model_accepts_loss_kwargs
     assert arguments.logging_steps == 5
     assert (arguments.eval_steps, arguments.save_steps) == (6, 6)
     assert made.model.config.label_smoothing == 0.3
@@ -73,9 +67,7 @@ def test_settings_of_the_recipe_reach_the_trainer(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("best", "is_higher"), [("loss", False), ("bleu", True), ("chrf", True)])
-def test_the_best_loss_is_the_lowest_and_the_best_score_the_highest(
-    make: Make, best: str, is_higher: bool
-) -> None:
+def test_the_best_loss_is_the_lowest_and_the_best_score_the_highest(make, best, is_higher) -> None:
     made = make(best=best)
     made.state = TrainerState(global_step=4)
     for step, value in ((4, 2.0), (8, 3.0), (12, 1.0)):
@@ -85,16 +77,14 @@ def test_the_best_loss_is_the_lowest_and_the_best_score_the_highest(
 
 
 @pytest.mark.parametrize(("keep", "average", "kept"), [(1, 1, 1), (2, 1, 2), (1, 3, 3)])
-def test_the_latest_checkpoints_are_kept_besides_the_best(
-    make: Make, keep: int, average: int, kept: int
-) -> None:
+def test_the_latest_checkpoints_are_kept_besides_the_best(make, keep, average, kept) -> None:
     trainer = make(keep=keep, average=average)
     assert trainer._keep == kept
     # what transformers would remove itself
     assert trainer.args.save_total_limit is None
 
 
-def test_each_seed_has_weights_of_its_own(small_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_each_seed_has_weights_of_its_own(small_recipe, tmp_path) -> None:
     # a rate at which nothing moves
     settings = {"updates": 1, "evaluate_every": 1, "learning_rate_scale": 1e-30, "validation_pairs": 1}
     weights = []
@@ -105,7 +95,7 @@ def test_each_seed_has_weights_of_its_own(small_recipe: Callable[..., Recipe], t
     assert not torch.allclose(weights[0], weights[2], atol=0.1)
 
 
-def test_the_validation_loss_is_the_mean_over_all_target_tokens(make: Make) -> None:
+def test_the_validation_loss_is_the_mean_over_all_target_tokens(make) -> None:
     made = make(tokens_per_batch=40)
     total, count = 0.0, 0
     made.model.eval()
@@ -121,15 +111,15 @@ def test_the_validation_loss_is_the_mean_over_all_target_tokens(make: Make) -> N
     assert made.model.training
 
 
-def test_the_first_validation_pairs_are_scored_against_their_own_references(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_validation_pairs_are_scored_against_their_own_references(make, monkeypatch) -> None:
     made = make(validation_pairs=3)
     asked: list[list[str]] = []
     answers = dict(zip(made.eval_dataset["source"], made.eval_dataset["target"], strict=True))
 
-    def translate(_: object, texts: list[str], *rest: object, **options: object) -> list[Any]:
+    def translate(_: object, texts: list[str], search: Search, *, with_scores: bool) -> list[Any]:
         asked.append(texts)
+        # a score is a second pass of the model that nobody reads
+        assert (search.tokens_per_batch, with_scores) == (512, False)
         return [[SimpleNamespace(text=answers[text])] for text in texts]
 
     monkeypatch.setattr(trainer_module.Translator, "translate", translate)
@@ -138,9 +128,7 @@ def test_the_first_validation_pairs_are_scored_against_their_own_references(
     assert (scores["eval_exact"], scores["eval_chrf"]) == (1, 100)
 
 
-def test_speed_is_of_training_alone_and_seconds_are_of_all_sessions(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_is_of_training_alone_and_seconds_are_of_all_sessions(make, monkeypatch) -> None:
     made = make(validation_pairs=1)
     now = [100.0]
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -174,7 +162,7 @@ def test_speed_is_of_training_alone_and_seconds_are_of_all_sessions(
     ("seconds", "update", "is_over"), [(89.9, 8, False), (90.0, 8, True), (89.9, 9, True)]
 )
 def test_a_run_ends_with_a_validation_after_its_minutes_or_its_last_update(
-    make: Make, seconds: float, update: int, is_over: bool
+    make, seconds, update, is_over
 ) -> None:
     made = make()
     trainer: Any = SimpleNamespace(seconds=seconds, settings=SimpleNamespace(minutes=1.5))
@@ -187,7 +175,7 @@ def test_a_run_ends_with_a_validation_after_its_minutes_or_its_last_update(
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
 def test_training_stops_after_so_many_validations_without_a_better_one(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, metrics: Metrics, patience: int
+    small_recipe, tmp_path, metrics, patience
 ) -> None:
     # a learning rate that rises until it destroys what was learned
     changes = {"warmup": 100, "learning_rate_scale": 200.0, "best": "loss", "validation_pairs": 1}
@@ -199,7 +187,7 @@ def test_training_stops_after_so_many_validations_without_a_better_one(
     assert max(losses) == best + 2 * patience
 
 
-def test_a_validation_that_is_as_good_as_the_best_is_no_better_one(make: Make) -> None:
+def test_a_validation_that_is_as_good_as_the_best_is_no_better_one(make) -> None:
     for best, value, is_over in (("loss", 2.0, True), ("loss", 1.9, False), ("bleu", 2.0, True)):
         made = make(best=best, patience=1)
         state = TrainerState(max_steps=9, global_step=4, best_metric=2.0, best_global_step=2)
@@ -209,9 +197,7 @@ def test_a_validation_that_is_as_good_as_the_best_is_no_better_one(make: Make) -
         assert control.should_training_stop is is_over
 
 
-def test_rows_have_the_length_of_their_longer_side_and_none_is_too_long(
-    small_recipe: Callable[..., Recipe], folder: Path
-) -> None:
+def test_rows_have_the_length_of_their_longer_side_and_none_is_too_long(small_recipe, folder) -> None:
     prepared = prepare(small_recipe(), folder, lambda line: None)
     sides = [(len(row["input_ids"]), len(row["labels"])) for row in prepared.train]
     assert prepared.train["length"][:] == [max(pair) for pair in sides]
@@ -230,7 +216,7 @@ def test_a_batch_fills_its_budget_to_the_last_token() -> None:
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
 def test_each_process_translates_its_share_and_all_have_every_line_in_order(
-    monkeypatch: pytest.MonkeyPatch, num_processes: int
+    monkeypatch, num_processes
 ) -> None:
     texts = ["one", "two", "three", "four"]
     shares: list[list[str]] = []
@@ -262,17 +248,13 @@ def test_each_process_translates_its_share_and_all_have_every_line_in_order(
         assert RelposTrainer._translate(process(index), texts) == [text.upper() for text in texts]
 
 
-def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(
-    small_recipe: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(small_recipe, tmp_path) -> None:
     lines: list[str] = []
     # hardly anything is learned, and every BLEU is 0
     settings = {"updates": 6, "evaluate_every": 2, "average": 2, "learning_rate_scale": 1e-3, "best": "bleu"}
     model = train(small_recipe(**settings), tmp_path / "run", report=lines.append)
     (told,) = [line for line in lines if "of the average of" in line]
-    assert told == (
-        "bleu of the average of 2 checkpoints 0.000, of the best single one 0.000; kept: the average"
-    )
+    assert told.endswith(" 2 checkpoints 0.000, of the best single one 0.000; kept: the average")
     checkpoints = sealed_checkpoints(tmp_path / "run" / "checkpoints")
     assert len(checkpoints) == 3
     saved, expected = load_file(model / "model.safetensors"), average_weights(checkpoints[1:])
@@ -280,9 +262,7 @@ def test_an_average_that_is_no_better_and_no_worse_becomes_the_model(
 
 
 @pytest.mark.parametrize(("updates", "is_told"), [(2, True), (3, False)])
-def test_a_rate_that_rises_to_the_end_is_pointed_out(
-    small_recipe: Callable[..., Recipe], tmp_path: Path, updates: int, is_told: bool
-) -> None:
+def test_a_rate_that_rises_to_the_end_is_pointed_out(small_recipe, tmp_path, updates, is_told) -> None:
     lines: list[str] = []
     train(small_recipe(updates=updates, warmup=2), tmp_path / "run", report=lines.append)
     assert any("still be rising" in line for line in lines) is is_told

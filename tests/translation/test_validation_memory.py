@@ -9,7 +9,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import set_seed
 
-from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.preparation import prepare
 from relpos.translation.recipe import check_recipe
@@ -53,7 +52,7 @@ def trainer(request: pytest.FixtureRequest, tmp_path: Path, small_values: dict[s
 
 
 @pytest.mark.parametrize("trainer", ["wide vocabulary", "deep decoder"], indirect=True)
-def test_validation_holds_no_more_memory_than_a_training_step(trainer: RelposTrainer) -> None:
+def test_validation_holds_no_more_memory_than_a_training_step(trainer) -> None:
     batches = list(trainer.get_train_dataloader())
     largest = max(batches, key=lambda batch: batch["labels"].numel())
 
@@ -67,38 +66,3 @@ def test_validation_holds_no_more_memory_than_a_training_step(trainer: RelposTra
     validated = peak_bytes(trainer.evaluate)
     # a figure far below says that nothing was measured
     assert 0.1 * trained < validated <= trained
-
-
-@pytest.mark.parametrize("trainer", ["wide vocabulary"], indirect=True)
-def test_validation_reads_each_source_once_for_its_loss_and_once_to_translate(
-    trainer: RelposTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searches: list[Search] = []
-    translate = Translator.translate
-
-    def note(translator: Translator, texts: list[str], search: Search, **options: Any) -> Any:
-        searches.append(search)
-        return translate(translator, texts, search, **options)
-
-    monkeypatch.setattr(Translator, "translate", note)
-    rows = {"loss": 0, "generate": 0}
-    stage = ["loss"]
-    generate = trainer.model.generate
-
-    def generating(**options: Any) -> Any:
-        stage[0] = "generate"
-        found = generate(**options)
-        stage[0] = "after"
-        return found
-
-    monkeypatch.setattr(trainer.model, "generate", generating)
-    hook = trainer.model.encoder.register_forward_pre_hook(
-        lambda _, given, options: rows.update(
-            {stage[0]: rows[stage[0]] + len((*given, *options.values())[0])}
-        ),
-        with_kwargs=True,
-    )
-    trainer.evaluate()
-    hook.remove()
-    assert rows == {"loss": 60, "generate": 60}
-    assert [search.tokens_per_batch for search in searches] == [trainer.settings.tokens_per_batch]

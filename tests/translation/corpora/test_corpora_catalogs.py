@@ -139,25 +139,17 @@ msgstr "ohne Englisch"
 
 
 def test_accelerator_marks_are_taken_off_both_sides(install, read):
-    catalog = _catalog(
-        ("_Open", "\u00d6_ffnen"),
-        ("Save _As", "Speichern _unter"),
-        ("Cu_t it", "_Ausschneiden"),
-        ("_Only here", "Nur dort"),
-        ("set lds_ord", "lds_ord setzen"),
-        ("%(first_name)s _left", "%(first_name)s _ging"),
-        ("Editing_dates", "Daten_bearbeiten"),
-        ("Q & A", "F & A"),
-    )
-    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
-        ("Open", "\u00d6ffnen"),
-        ("Save As", "Speichern unter"),
-        ("Cut it", "Ausschneiden"),
-        ("Only here", "Nur dort"),
-        ("set lds_ord", "lds_ord setzen"),
-        ("%(first_name)s left", "%(first_name)s ging"),
-        ("Q & A", "F & A"),
+    marked = [
+        *(("_Open", "\u00d6_ffnen"), ("Save _As", "Speichern _unter"), ("Cu_t it", "_Ausschneiden")),
+        *(("_Only here", "Nur dort"), ("%(first_name)s _left", "%(first_name)s _ging")),
     ]
+    plain = [
+        *(("Open", "\u00d6ffnen"), ("Save As", "Speichern unter"), ("Cut it", "Ausschneiden")),
+        *(("Only here", "Nur dort"), ("%(first_name)s left", "%(first_name)s ging")),
+    ]
+    same = [("set lds_ord", "lds_ord setzen"), ("Q & A", "F & A")]
+    catalog = _catalog(*marked, *same, ("Editing_dates", "Daten_bearbeiten"))
+    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == plain + same
 
 
 def test_ampersands_are_marks_where_the_catalog_uses_them(install, read):
@@ -172,46 +164,33 @@ def test_ampersands_are_marks_where_the_catalog_uses_them(install, read):
 
 
 def test_paragraphs_and_sentences_are_split_where_they_answer_each_other(install, read):
-    catalog = _catalog(
-        ("a\nb\n\nc", "d\ne\n \nf"),
-        ("g\n\nh", "i\nj"),
-        ("It is here. Take it!", "Es ist hier. Nimm es!"),
-        ("Take it. It is here.", "Nimm es, denn es ist hier."),
-        ("What? It is here.", "Wie bitte. Ist es hier?"),
-        ("No. It is the one thing which is here.", "Ein einziges Ding ist hier, und zwar dieses. Ja."),
-    )
-    assert read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog})) == [
-        ("a b", "d e"),
-        ("c", "f"),
-        ("g h", "i j"),
-        ("It is here.", "Es ist hier."),
-        ("Take it!", "Nimm es!"),
+    whole = [
         ("Take it. It is here.", "Nimm es, denn es ist hier."),
         ("What? It is here.", "Wie bitte. Ist es hier?"),
         ("No. It is the one thing which is here.", "Ein einziges Ding ist hier, und zwar dieses. Ja."),
     ]
+    paragraphs = [("a\nb\n\nc", "d\ne\n \nf"), ("g\n\nh", "i\nj")]
+    catalog = _catalog(*paragraphs, ("It is here. Take it!", "Es ist hier. Nimm es!"), *whole)
+    found = read(catalogs=install({"fake/de/LC_MESSAGES/a.po": catalog}))
+    assert found[:3] == [("a b", "d e"), ("c", "f"), ("g h", "i j")]
+    assert found[3:] == [("It is here.", "Es ist hier."), ("Take it!", "Nimm es!"), *whole]
 
 
-def test_an_unknown_distribution_is_told_with_the_command(failure):
-    message = failure(catalogs=["no-such-distribution"])
-    assert message == (
-        "the distribution no-such-distribution is not installed; run `pip install no-such-distribution`."
-    )
-
-
-def test_an_unknown_language_is_told_with_those_there_are(install, failure):
-    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in ["fr", "pt_BR"]})
-    assert failure(catalogs=names) == "the distribution fake has no catalog for de; it has fr, pt_br."
-
-
-def test_of_many_languages_ten_are_told(install, failure):
-    tags = [f"a{letter}" for letter in "bcdefghijklm"]
-    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in tags})
-    assert failure(catalogs=names).endswith(f"it has {', '.join(tags[:10])} and 2 more.")
-
-
-def test_a_distribution_without_catalogs_is_told(failure):
+def test_a_distribution_that_is_not_there_or_has_no_catalog_is_told(failure):
     assert "the distribution pytest has no gettext catalogs" in failure(catalogs=["pytest"])
+    told = "the distribution no-such-thing is not installed; run `pip install no-such-thing`."
+    assert failure(catalogs=["no-such-thing"]) == told
+
+
+MANY = [f"a{letter}" for letter in "bcdefghijklm"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "told"), [(["fr", "pt_BR"], "fr, pt_br."), (MANY, f"{', '.join(MANY[:10])} and 2 more.")]
+)
+def test_an_unknown_language_is_told_with_ten_at_most_of_those_there_are(install, failure, tags, told):
+    names = install({f"fake/{tag}/LC_MESSAGES/a.po": _catalog(("a", "b")) for tag in tags})
+    assert failure(catalogs=names) == f"the distribution fake has no catalog for de; it has {told}"
 
 
 @pytest.mark.parametrize("languages", [("fr", "de"), ("en", "en-GB")])
