@@ -144,7 +144,7 @@ def halved(size: Size) -> Size:
 def interpreted(longest: int) -> Size:
     """Several blocks of a short sequence; a block takes the interpreter as long whatever its size."""
     if longest <= 64:
-        return Size(32, 32)
+        return Size(32, 32, 32)
     return Size(64, 64, 64) if longest <= 1024 else Size(256, 256, 256)
 
 
