@@ -186,7 +186,7 @@ def test_each_tensor_alone_can_need_a_gradient(backend: str, needed: str) -> Non
     torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-10)
 
 
-# cpu and triton draw numbers of their own: tests/backends/test_cpu_dropout.py and test_triton_dropout.py
+# cpu and triton draw numbers of their own: tests/backends/test_dropout.py
 @pytest.mark.parametrize("backend", each_backend("cpu", "triton"))
 @pytest.mark.parametrize("name", ["per head", "a start for each sequence, causal", "mask: float inf"])
 def test_dropout_with_one_seed_equals_the_reference(backend: str, name: str) -> None:
