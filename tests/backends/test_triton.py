@@ -243,6 +243,14 @@ def test_gradients_in_16_bits_stand_values_far_from_zero(labels: dict) -> None:
         assert error < 0.02 * torch.linalg.vector_norm(wanted[name]), name
 
 
+def test_a_table_of_float32_is_not_rounded_beside_bfloat16() -> None:
+    query = torch.ones(1, 1, 1, 16, dtype=torch.bfloat16)
+    table = torch.full((1, 16), 1 + 2**-10)
+    call = {"scale": 1.0, "return_lse": True, "backend": "triton"}
+    _, lse = relative_attention(query, 0 * query, query, table, None, **call)
+    assert lse.item() == 16 * (1 + 2**-10)
+
+
 @pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e5])
 @pytest.mark.parametrize("start", [0, 30])
 def test_a_query_hidden_by_large_numbers_attends_evenly_forward_and_backward(
