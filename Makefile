@@ -47,7 +47,7 @@ test-slow: $(VENV)/.dev  ## the tests that take minutes
 # memory looks leaked.
 SANITIZED := build/sanitize
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g
-KERNEL_TESTS := tests/conformance $(wildcard tests/backends/test_cpu*.py)
+KERNEL_TESTS := tests/conformance tests/backends/test_dropout.py $(wildcard tests/backends/test_cpu*.py)
 
 sanitize: $(VENV)/.dev  ## the kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer (Linux, g++)
 	RELPOS_BUILD_KERNEL=1 CXX=g++ CXXFLAGS="$(SANITIZERS)" $(BIN)/python setup.py -q build_ext \

@@ -33,7 +33,7 @@ if os.environ.pop("TRITON_INTERPRET", None):
         knobs.propagate_env = False
         knobs.runtime.interpret = True
 
-pytest_plugins = ["required"]
+pytest_plugins = ["required", "interpreter"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,10 +16,12 @@ from torch import Tensor
 from conformance.cases import Case, attend, make
 from conformance.skips import each_backend
 from relpos import relation_attention
+from relpos.backends.triton import backend as triton
 
 BOTH = ("key", "value")
 
-backends = pytest.mark.parametrize("backend", each_backend())
+# what equals the reference for any shape keeps its laws; the interpreter of triton takes minutes for examples
+backends = pytest.mark.parametrize("backend", each_backend(*["triton"] * triton.IS_INTERPRETED))
 any_settings = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 

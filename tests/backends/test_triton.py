@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conformance.cases import TENSORS, Case, attend, case, detached, make, outcome
-from relpos import explain_backends, relative_attention
+from relpos import relative_attention
 from relpos.backends.triton import backend as triton
 
 if triton.UNAVAILABLE is not None or not triton.IS_INTERPRETED:
     pytest.skip(f"triton: {triton.UNAVAILABLE or 'is not interpreted'}", allow_module_level=True)
 
 from relpos.backends.triton import sizes
+
+pytestmark = pytest.mark.interpreted
 
 # queries and keys of a block, and keys, or queries, of one that reads labels
 SIZES = ((16, 16, 16), (32, 16, 16), (16, 32, 16), (64, 32, 16), (32, 64, 32))
@@ -62,8 +64,11 @@ PARTS = (
 )
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("parts", PARTS, ids=str)
+# each in the smallest blocks, whose ends are the most, and in one of the others
+PARTS_AND_SIZES = [(x, size) for i, x in enumerate(PARTS) for size in (SIZES[0], SIZES[1 + i % 4])]
+
+
+@pytest.mark.parametrize(("parts", "size"), PARTS_AND_SIZES, ids=str)
 def test_each_pair_is_met_exactly_once_in_either_pass(parts: tuple, size: tuple[int, int, int]) -> None:
     """With unit vectors as queries, keys, values and gradients, each number that comes out is of one pair."""
     n, m, start, left, right, is_causal, length = parts
@@ -214,9 +219,9 @@ def test_no_number_depends_on_what_fresh_memory_held(given: Case, monkeypatch: p
         torch.testing.assert_close(found[name], x, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("d_k", [1, 16, 17, 33, 80, 96, 100, 128, 256])
+@pytest.mark.parametrize("d_k", [1, 16, 33, 96, 256])
 def test_heads_of_every_width(d_k: int) -> None:
-    d_v = {16: 16, 17: 256, 80: 96, 96: 1, 100: 33, 256: 17}.get(d_k, 257 - d_k)
+    d_v = {1: 256, 16: 16, 33: 224, 96: 1, 256: 17}[d_k]
     sizes_of_case = {"num_queries": 20, "num_keys": 35, "query_start": 15, "left": 3, "right": 2}
     # float64 ends at 128
     dtype, tolerance = (torch.float64, 1e-10) if max(d_k, d_v) <= 128 else (torch.float32, 1e-4)
@@ -225,21 +230,10 @@ def test_heads_of_every_width(d_k: int) -> None:
         assert_equals_the_reference(make(given, dtype), tolerance)
 
 
-@pytest.mark.parametrize(("d_k", "d_v"), [(257, 8), (8, 300), (257, 300)])
-def test_wider_heads_are_refused_with_the_limit(d_k: int, d_v: int) -> None:
-    given = make(Case("wide", num_queries=3, d_k=d_k, d_v=d_v), torch.float32)
-    widths = (("query", d_k), ("value", d_v))
-    assert explain_backends(**given)["triton"] == [
-        f"takes heads of at most 256, and {name} has a width of {width}"
-        for name, width in widths
-        if width > 256
-    ]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("labels", [{}, {"relations": "pairs"}], ids=["distances", "labels"])
-def test_gradients_in_16_bits_stand_values_far_from_zero(labels: dict, dtype: torch.dtype) -> None:
-    given = make(Case("any", batch=1, num_queries=60, left=4, right=4, d_k=16, d_v=16, **labels), dtype)
+def test_gradients_in_16_bits_stand_values_far_from_zero(labels: dict) -> None:
+    sizes_of_case = {"batch": 1, "num_queries": 60, "left": 4, "right": 4, "d_k": 16, "d_v": 16}
+    given = make(Case("any", **sizes_of_case, **labels), torch.bfloat16)
     with torch.no_grad():
         given["value"] += 10
     truth = detached(given, torch.float64)
@@ -249,7 +243,15 @@ def test_gradients_in_16_bits_stand_values_far_from_zero(labels: dict, dtype: to
         assert error < 0.02 * torch.linalg.vector_norm(wanted[name]), name
 
 
-@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9, -1e5])
+def test_a_table_of_float32_is_not_rounded_beside_bfloat16() -> None:
+    query = torch.ones(1, 1, 1, 16, dtype=torch.bfloat16)
+    table = torch.full((1, 16), 1 + 2**-10)
+    call = {"scale": 1.0, "return_lse": True, "backend": "triton"}
+    _, lse = relative_attention(query, 0 * query, query, table, None, **call)
+    assert lse.item() == 16 * (1 + 2**-10)
+
+
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e5])
 @pytest.mark.parametrize("start", [0, 30])
 def test_a_query_hidden_by_large_numbers_attends_evenly_forward_and_backward(
     hidden: float, start: int
@@ -272,9 +274,8 @@ def test_a_query_hidden_by_large_numbers_attends_evenly_forward_and_backward(
         torch.testing.assert_close(found, truth, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("held", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mask", [None, "bool", "float inf"])
-def test_what_does_not_exist_may_hold_anything_wherever_blocks_end(held: float, mask: str | None) -> None:
+@pytest.mark.parametrize(("mask", "held"), [(None, math.nan), ("bool", math.inf), ("float inf", math.nan)])
+def test_what_does_not_exist_may_hold_anything_wherever_blocks_end(mask: str | None, held: float) -> None:
     ends = (16, 37)
     given = make(Case("any", num_queries=33, num_keys=50, query_start=10, mask=mask, key_lengths=ends))
     with blocks((16, 16, 16)):
@@ -303,12 +304,11 @@ def test_a_query_without_a_key_has_no_gradients_whatever_comes_in(mask: str | No
     assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
 
 
-@pytest.mark.parametrize("size", [1e4, 1e6])
 @pytest.mark.parametrize("mask", [None, "float inf"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_extreme_logits(size: float, mask: str | None, dtype: torch.dtype) -> None:
+def test_extreme_logits(mask: str | None) -> None:
+    dtype = torch.float32
     given = detached(make(Case("any", num_queries=40, mask=mask, is_causal=True, batch=1)), dtype)
-    given["scale"] = size
+    given["scale"] = 1e6
     found, truth = (outcome(*attend(name, given), given) for name in ("triton", "reference"))
     # weights err by as much as the logits do
     rounding = torch.finfo(dtype).eps * 100

@@ -6,7 +6,10 @@ import torch
 from conformance.cases import Case, attend, case, make, outcome
 from relpos.backends.triton import backend as triton
 
-pytestmark = pytest.mark.skipif(triton.UNAVAILABLE is not None, reason=f"triton: {triton.UNAVAILABLE}")
+pytestmark = [
+    pytest.mark.interpreted,
+    pytest.mark.skipif(triton.UNAVAILABLE is not None, reason=f"triton: {triton.UNAVAILABLE}"),
+]
 
 if triton.UNAVAILABLE is None:
     from relpos.backends.triton import launch, sizes, tuning

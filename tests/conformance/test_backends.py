@@ -102,17 +102,19 @@ def test_tables_may_stay_float32_beside_a_low_precision_query(backend: str, dtyp
 def test_what_keys_beyond_the_length_hold_changes_nothing(
     backend: str, spoilt: tuple[str, ...], held: float
 ) -> None:
-    arguments = detached(make(case("length 257, key lengths")), torch.float32)
-    arguments["key_lengths"] = integers(200, 0)
+    # 257 keys end within several blocks of the kernel; the interpreter of triton takes its time for each
+    n, end = (70, 40) if backend == "triton" else (257, 200)
+    arguments = detached(make(Case("any", num_queries=n, left=8, right=8)), torch.float32)
+    arguments["key_lengths"] = integers(end, 0)
     given = detached(arguments)
     with torch.no_grad():
         for name in spoilt:
-            given[name][0, :, 200:] = held
+            given[name][0, :, end:] = held
             given[name][1] = held
     found = outcome(*attend(backend, given), given)
     assert_same(found, outcome(*attend(backend, arguments), arguments), tolerance=1e-5)
     for name in ("grad of key", "grad of value"):
-        assert (found[name][0, :, 200:] == 0).all()
+        assert (found[name][0, :, end:] == 0).all()
         assert (found[name][1] == 0).all()
 
 
@@ -184,7 +186,7 @@ def test_each_tensor_alone_can_need_a_gradient(backend: str, needed: str) -> Non
     torch.testing.assert_close(found, truth, atol=1e-10, rtol=1e-10)
 
 
-# cpu and triton draw numbers of their own: tests/backends/test_cpu_dropout.py and test_triton_dropout.py
+# cpu and triton draw numbers of their own: tests/backends/test_dropout.py
 @pytest.mark.parametrize("backend", each_backend("cpu", "triton"))
 @pytest.mark.parametrize("name", ["per head", "a start for each sequence, causal", "mask: float inf"])
 def test_dropout_with_one_seed_equals_the_reference(backend: str, name: str) -> None:

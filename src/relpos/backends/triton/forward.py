@@ -1,10 +1,9 @@
 """Attention forward: one program for each block of queries of a head.
 
-Where all keys of a block are at least `left` before, or `right` after, all queries, one row of the tables
-serves every pair: its logit is a constant of the query, and costs nothing beside plain attention. Between,
-each query meets each label but the outermost two once. So a row of `by_label` takes first the logits of
-labels, then in their place those of pairs: at the end, when the softmax is known, the weights of labels are
-read off there and multiplied by the values' table at once.
+In a far block one row of the tables serves every pair: its relative logit is a constant of the query, and
+costs nothing beside plain attention. In near blocks each query meets each label but the first and the last at
+most once. So by_label holds first the logits of labels, then in their place the logits of pairs. When the
+softmax is known, the weights of labels are read from there and multiplied by the values' table.
 """
 
 import triton
@@ -12,50 +11,46 @@ import triton.language as tl
 
 from relpos.backends.triton.block import (
     COUNTS,
-    add_by_label,
-    blocks_over,
-    by_pair,
-    diagonal,
-    existing_keys,
-    first_position,
-    is_between,
-    is_last,
-    kept,
-    label_products,
+    dot,
+    dot_with_table,
     load_rows,
-    log_sum_exp,
-    logit_scale,
-    masked,
-    pair_labels,
-    parts_of_keys,
     place,
-    power,
-    product,
-    product_with_table,
-    products,
     store_rows,
-    sum_few_labels,
-    visible,
     widened,
 )
+from relpos.backends.triton.dropout import dropped
+from relpos.backends.triton.labels import (
+    add_by_label,
+    diagonal,
+    dot_labels,
+    is_between,
+    is_met,
+    load_outermost,
+    pair_labels,
+    sum_few_labels,
+    sum_outermost,
+    with_outermost,
+)
+from relpos.backends.triton.logits import exponential, far_logits, log_sum_exp, logit_scale, near_logits
+from relpos.backends.triton.ranges import blocks_over, existing_keys, first_position, key_ranges
 
 
 @triton.jit
-def softmax_step(logits, constant, peak, total, MASK: tl.constexpr):
-    """(weights, shrink, peak, total) when logits [q, k] + constant [q] come to those that there were.
+def softmax_step(logits, constant, row_max, row_sum, MASK: tl.constexpr):
+    """(weights, alpha, row_max, row_sum) after logits [block_q, block_k] + constant [block_q] are added.
 
-    The constant enters where the largest logit is taken away, so that it costs nothing for a pair.
+    The constant is added to the number that is subtracted anyway, so that it costs nothing for a pair.
     """
-    new_peak = tl.maximum(peak, tl.max(logits, 1) + constant)
-    shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = power(logits - (shift - constant)[:, None], MASK)
-    shrink = power(peak - shift, MASK)
-    return weights, shrink, new_peak, total * shrink + tl.sum(weights, 1)
+    new_row_max = tl.maximum(row_max, tl.max(logits, 1) + constant)
+    shift = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
+    weights = exponential(logits - (shift - constant)[:, None], MASK)
+    alpha = exponential(row_max - shift, MASK)
+    return weights, alpha, new_row_max, row_sum * alpha + tl.sum(weights, 1)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def forward(
-    query, key, value, rel_k, rel_v, relations, mask, starts, key_lengths, seed, out, rest, lse, peaks,
+    query, key, value, rel_k, rel_v, relations, mask, starts, key_lengths, seed, out, rest, lse, row_stats,
     by_label, sums,
     query_b, query_h, query_n, query_d,
     key_b, key_h, key_m, key_d,
@@ -65,8 +60,8 @@ def forward(
     relations_b, relations_h, relations_n, relations_m,
     mask_b, mask_h, mask_n, mask_m,
     out_b, out_h, out_n,
-    num_heads, num_queries, num_keys, start, left, right, row_width, peaks_size,
-    scale, scale_rest, threshold, kept_scale, kept_scale_rest,
+    num_heads, num_queries, num_keys, start, left, right, row_width, row_stats_size,
+    scale, scale_rest, threshold, dropout_scale, dropout_scale_rest,
     GROUPS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
     HAS_REL_K: tl.constexpr, HAS_REL_V: tl.constexpr, HAS_RELATIONS: tl.constexpr,
     HAS_STARTS: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_REST: tl.constexpr,
@@ -75,15 +70,16 @@ def forward(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, NEAR_K: tl.constexpr, BLOCK_L: tl.constexpr,
     FEW: tl.constexpr,
 ):  # fmt: skip
-    """Write out, lse, and under a mask of numbers peaks.
+    """Write out, lse, and under a float mask row_stats.
 
     Args:
-        rest: laid out as out; what the 16 bits of out cannot hold of it.
-        peaks: [2, batch, heads, query]: the largest logits, and the log, in base 2, of the sums beneath them.
+        rest: laid out as out; the part of it that 16 bits cannot hold.
+        row_stats: [2, batch, heads, query]: row_max, and the logarithm to base 2 of row_sum.
         by_label: [batch, heads, query, row_width], scratch; row_width >= left + right + 1.
-        sums: the same, zeros; for labels of relations alone.
+        sums: the same, zeros; for labels of relations only.
         start: position of query 0, where `starts` does not hold one for each sequence.
-        threshold: of 2^32 numbers those below drop a weight; kept_scale multiplies the others.
+        threshold: a weight is dropped if its random number of 32 bits is below; dropout_scale multiplies the
+            others.
     """
     tl.static_assert(BLOCK_K % NEAR_K == 0)
     DTYPE: tl.constexpr = lse.dtype.element_ty
@@ -93,6 +89,7 @@ def forward(
     group = batch * num_heads + head
     i0 = block * BLOCK_Q
     i = i0 + tl.arange(0, BLOCK_Q)
+    i2 = i[:, None]
     is_query = i < num_queries
     first_row = (group * num_queries + i0) * row_width
     query += batch * query_b + head * query_h
@@ -106,127 +103,129 @@ def forward(
     num_labels = left + right + 1
     position = first_position(start, starts, batch, num_queries + num_keys + num_labels, HAS_STARTS)
     key_end = existing_keys(num_keys, key_lengths, batch, HAS_LENGTHS)
-    near_begin, near_end, far_end, key_end = parts_of_keys(
+    near_begin, near_end, far_end, key_end = key_ranges(
         position + i0, key_end, left, right, HAS_TABLES, HAS_RELATIONS, IS_CAUSAL, BLOCK_Q, BLOCK_K
     )
-    left_blocks = near_begin // BLOCK_K
-    far_blocks = left_blocks + (far_end - near_end) // BLOCK_K
-    near_blocks = (near_end - near_begin) // NEAR_K
-    general_blocks = near_blocks + blocks_over(key_end - far_end, NEAR_K)
+    far_left_blocks = near_begin // BLOCK_K
+    far_blocks = far_left_blocks + (far_end - near_end) // BLOCK_K
+    whole_near_blocks = (near_end - near_begin) // NEAR_K
+    near_blocks = whole_near_blocks + blocks_over(key_end - far_end, NEAR_K)
 
-    b_query = load_rows(query, i0, num_queries, query_n, query_d, BLOCK_Q, D_K, PADDED_K, False)  # [q, d_k]
+    # [block_q, d_k]
+    b_query = load_rows(query, i0, num_queries, query_n, query_d, BLOCK_Q, D_K, PADDED_K, False)
     factor = logit_scale(scale, scale_rest, DTYPE, MASK)
-    far_left = tl.zeros([BLOCK_Q], DTYPE)
-    far_right = tl.zeros([BLOCK_Q], DTYPE)
+    logits_far_left = tl.zeros([BLOCK_Q], DTYPE)
+    logits_far_right = tl.zeros([BLOCK_Q], DTYPE)
     if HAS_REL_K:
-        label_products(
+        dot_labels(
             b_query, rel_k, rel_k_l, rel_k_d, by_label, first_row, row_width, num_queries - i0, num_labels,
             factor, D_K, PADDED_K, BLOCK_Q, BLOCK_L, PRECISION,
         )  # fmt: skip
-        # what one thread wrote others read
+        # threads read what other threads wrote
         tl.debug_barrier()
         if HAS_DISTANCES:
-            row = by_label + first_row + tl.arange(0, BLOCK_Q) * row_width
-            far_left = tl.load(row, mask=is_query, other=0.0)
-            far_right = tl.load(row + num_labels - 1, mask=is_query, other=0.0)
+            rows = first_row + tl.arange(0, BLOCK_Q) * row_width
+            logits_far_left, logits_far_right = load_outermost(by_label, rows, num_labels, is_query)
 
-    peak = tl.full([BLOCK_Q], float("-inf"), DTYPE)
-    total = tl.zeros([BLOCK_Q], DTYPE)
-    # the same of weights as they are rounded before they meet values
-    rounded_total = tl.zeros([BLOCK_Q], DTYPE)
-    # kept weights of all keys of the outermost labels
-    left_total = tl.zeros([BLOCK_Q], DTYPE)
-    right_total = tl.zeros([BLOCK_Q], DTYPE)
-    b_out = tl.zeros([BLOCK_Q, PADDED_V], DTYPE)  # [q, d_v]
+    row_max = tl.full([BLOCK_Q], float("-inf"), DTYPE)
+    row_sum = tl.zeros([BLOCK_Q], DTYPE)
+    # the sum of weights as they are rounded for the product with values
+    rounded_sum = tl.zeros([BLOCK_Q], DTYPE)
+    # sums of weights, after dropout, of all keys of the first and of the last label
+    far_left_weight = tl.zeros([BLOCK_Q], DTYPE)
+    far_right_weight = tl.zeros([BLOCK_Q], DTYPE)
+    b_out = tl.zeros([BLOCK_Q, PADDED_V], DTYPE)
 
     for t in range(0, far_blocks):
-        is_left = t < left_blocks
-        j0 = tl.where(is_left, t * BLOCK_K, near_end + (t - left_blocks) * BLOCK_K)
-        b_key = load_rows(key, j0, num_keys, key_m, key_d, BLOCK_K, D_K, PADDED_K, True)  # [k, d_k]
-        logits = products(b_query, b_key, DTYPE, PRECISION, False) * factor
-        if MASK != "none":
-            j = j0 + tl.arange(0, BLOCK_K)
-            logits = masked(
-                logits, mask, i[:, None], j[None, :], i0, j0, is_query[:, None], mask_n, mask_m, MASK
-            )
-        constant = tl.where(is_left, far_left, far_right)
-        weights, shrink, peak, total = softmax_step(logits, constant, peak, total, MASK)
+        is_far_left = t < far_left_blocks
+        j0 = tl.where(is_far_left, t * BLOCK_K, near_end + (t - far_left_blocks) * BLOCK_K)
+        j2 = j0 + tl.arange(0, BLOCK_K)[None, :]
+        # [block_k, d_k]
+        b_key = load_rows(key, j0, num_keys, key_m, key_d, BLOCK_K, D_K, PADDED_K, True)
+        logits = far_logits(
+            b_query, b_key, factor, mask, i2, j2, i0, j0, is_query[:, None], mask_n, mask_m,
+            MASK, DTYPE, PRECISION, False,
+        )  # fmt: skip
+        constant = tl.where(is_far_left, logits_far_left, logits_far_right)
+        weights, alpha, row_max, row_sum = softmax_step(logits, constant, row_max, row_sum, MASK)
         if HAS_REST:
             rounded = weights.to(value.dtype.element_ty).to(DTYPE)
-            rounded_total = rounded_total * shrink + tl.sum(rounded, 1)
+            rounded_sum = rounded_sum * alpha + tl.sum(rounded, 1)
         if HAS_DROPOUT:
-            is_kept = kept(seed, group, i0, j0, threshold, BLOCK_Q, BLOCK_K, False)
-            weights = tl.where(is_kept, weights, 0.0)
+            is_dropped = dropped(seed, group, i0, j0, threshold, BLOCK_Q, BLOCK_K, False)
+            weights = tl.where(is_dropped, 0.0, weights)
         if HAS_REL_V:
-            by_query = tl.sum(weights, 1)
-            left_total = left_total * shrink + tl.where(is_left, by_query, 0.0)
-            right_total = right_total * shrink + tl.where(is_left, 0.0, by_query)
-        b_value = load_rows(value, j0, num_keys, value_m, value_d, BLOCK_K, D_V, PADDED_V, True)  # [k, d_v]
-        b_out = product(weights.to(b_value.dtype), b_value, b_out * shrink[:, None], PRECISION)
+            of_block = tl.sum(weights, 1)
+            far_left_weight = far_left_weight * alpha + tl.where(is_far_left, of_block, 0.0)
+            far_right_weight = far_right_weight * alpha + tl.where(is_far_left, 0.0, of_block)
+        # [block_k, d_v]
+        b_value = load_rows(value, j0, num_keys, value_m, value_d, BLOCK_K, D_V, PADDED_V, True)
+        b_out = dot(weights.to(b_value.dtype), b_value, b_out * alpha[:, None], PRECISION)
 
-    for t in tl.range(0, general_blocks, num_stages=1):
-        j0 = tl.where(t < near_blocks, near_begin + t * NEAR_K, far_end + (t - near_blocks) * NEAR_K)
-        i2 = i[:, None]
+    for t in tl.range(0, near_blocks, num_stages=1):
+        j0 = tl.where(
+            t < whole_near_blocks, near_begin + t * NEAR_K, far_end + (t - whole_near_blocks) * NEAR_K
+        )
         j2 = j0 + tl.arange(0, NEAR_K)[None, :]
         is_there = is_query[:, None] & (j2 < key_end)
-        b_key = load_rows(key, j0, key_end, key_m, key_d, NEAR_K, D_K, PADDED_K, False)  # [k, d_k]
-        logits = products(b_query, b_key, DTYPE, PRECISION, False) * factor
-        if HAS_REL_K:
-            labels = j2
-            if HAS_RELATIONS:
-                labels = pair_labels(relations, i2, j2, i0, j0, is_there, relations_n, relations_m)
-            logits += by_pair(
-                by_label, i2, j2, i0, j0, first_row, position, left, right, row_width, labels, is_there,
-                far_left[:, None], far_right[:, None], HAS_RELATIONS,
-            )  # fmt: skip
-        logits = visible(logits, i2, j2, i0, j0, position, is_there, mask, mask_n, mask_m, IS_CAUSAL, MASK)
+        # [near_k, d_k]
+        b_key = load_rows(key, j0, key_end, key_m, key_d, NEAR_K, D_K, PADDED_K, False)
+        labels = j2
+        if HAS_REL_K and HAS_RELATIONS:
+            # [block_q, near_k]
+            labels = pair_labels(relations, i2, j2, i0, j0, is_there, relations_n, relations_m)
+        logits = near_logits(
+            b_query, b_key, factor, by_label, labels, logits_far_left[:, None], logits_far_right[:, None],
+            mask, i2, j2, i0, j0, first_row, position, left, right, row_width, is_there, mask_n, mask_m,
+            HAS_REL_K, HAS_RELATIONS, IS_CAUSAL, MASK, DTYPE, PRECISION, False,
+        )  # fmt: skip
         if HAS_DROPOUT:
-            is_kept = kept(seed, group, i0, j0, threshold, BLOCK_Q, NEAR_K, False)
+            is_dropped = dropped(seed, group, i0, j0, threshold, BLOCK_Q, NEAR_K, False)
         if HAS_REL_V and HAS_DISTANCES:
             stored = logits
             if HAS_DROPOUT:
-                stored = tl.where(is_kept, logits, float("-inf"))
+                stored = tl.where(is_dropped, float("-inf"), logits)
             at = diagonal(by_label, i2, j2, i0, j0, first_row, position, left, row_width)
             tl.store(at, stored, mask=is_there & is_between(j2 - (position + i2), left, right))
-        weights, shrink, peak, total = softmax_step(logits, tl.zeros_like(peak), peak, total, MASK)
+        weights, alpha, row_max, row_sum = softmax_step(
+            logits, tl.zeros_like(row_max), row_max, row_sum, MASK
+        )
         if HAS_REST:
             rounded = weights.to(value.dtype.element_ty).to(DTYPE)
-            rounded_total = rounded_total * shrink + tl.sum(rounded, 1)
+            rounded_sum = rounded_sum * alpha + tl.sum(rounded, 1)
         if HAS_DROPOUT:
-            weights = tl.where(is_kept, weights, 0.0)
+            weights = tl.where(is_dropped, 0.0, weights)
         if HAS_REL_V and HAS_DISTANCES:
-            distances = j2 - (position + i2)
-            left_total = left_total * shrink + tl.sum(tl.where(distances <= -left, weights, 0.0), 1)
-            of_last = tl.where(is_last(distances, left, right), weights, 0.0)
-            right_total = right_total * shrink + tl.sum(of_last, 1)
-        b_value = load_rows(value, j0, key_end, value_m, value_d, NEAR_K, D_V, PADDED_V, False)  # [k, d_v]
-        b_out = product(weights.to(b_value.dtype), b_value, b_out * shrink[:, None], PRECISION)
+            of_left, of_right = sum_outermost(weights, j2 - (position + i2), left, right)
+            far_left_weight = far_left_weight * alpha + of_left
+            far_right_weight = far_right_weight * alpha + of_right
+        # [near_k, d_v]
+        b_value = load_rows(value, j0, key_end, value_m, value_d, NEAR_K, D_V, PADDED_V, False)
+        b_out = dot(weights.to(b_value.dtype), b_value, b_out * alpha[:, None], PRECISION)
 
-    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    shift = tl.where(row_max == float("-inf"), 0.0, row_max)
     if HAS_REL_V and HAS_RELATIONS:
         # the keys once more, now that the softmax is known: a label may be met any number of times
         for first_label in range(0, num_labels if IS_DETERMINISTIC else 1, FEW):
             few = tl.zeros([BLOCK_Q, FEW], DTYPE)
-            for t in tl.range(0, general_blocks, num_stages=1):
+            for t in tl.range(0, near_blocks, num_stages=1):
                 j0 = t * NEAR_K
-                i2 = i[:, None]
                 j2 = j0 + tl.arange(0, NEAR_K)[None, :]
                 is_there = is_query[:, None] & (j2 < key_end)
+                # [near_k, d_k]
                 b_key = load_rows(key, j0, key_end, key_m, key_d, NEAR_K, D_K, PADDED_K, False)
-                logits = products(b_query, b_key, DTYPE, PRECISION, False) * factor
+                # [block_q, near_k]
                 labels = pair_labels(relations, i2, j2, i0, j0, is_there, relations_n, relations_m)
-                if HAS_REL_K:
-                    logits += by_pair(
-                        by_label, i2, j2, i0, j0, first_row, position, left, right, row_width, labels,
-                        is_there, far_left[:, None], far_right[:, None], HAS_RELATIONS,
-                    )  # fmt: skip
-                logits = visible(
-                    logits, i2, j2, i0, j0, position, is_there, mask, mask_n, mask_m, IS_CAUSAL, MASK
-                )
-                weights = power(logits - shift[:, None], MASK)
+                logits = near_logits(
+                    b_query, b_key, factor, by_label, labels,
+                    logits_far_left[:, None], logits_far_right[:, None], mask,
+                    i2, j2, i0, j0, first_row, position, left, right, row_width, is_there, mask_n, mask_m,
+                    HAS_REL_K, HAS_RELATIONS, IS_CAUSAL, MASK, DTYPE, PRECISION, False,
+                )  # fmt: skip
+                weights = exponential(logits - shift[:, None], MASK)
                 if HAS_DROPOUT:
-                    is_kept = kept(seed, group, i0, j0, threshold, BLOCK_Q, NEAR_K, False)
-                    weights = tl.where(is_kept, weights, 0.0)
+                    is_dropped = dropped(seed, group, i0, j0, threshold, BLOCK_Q, NEAR_K, False)
+                    weights = tl.where(is_dropped, 0.0, weights)
                 if IS_DETERMINISTIC:
                     few += sum_few_labels(labels, weights, first_label, FEW)
                 else:
@@ -236,49 +235,47 @@ def forward(
                     sums + first_row + first_label, few, 0, num_queries - i0, row_width, BLOCK_Q, FEW, FEW
                 )
 
-    # not by its peak: of NaN alone that is -inf on GPUs
-    has_key = total != 0.0
-    total = tl.where(has_key, total, 1.0)
+    # not by row_max: if all logits are NaN it is -inf on GPUs
+    has_key = row_sum != 0.0
+    row_sum = tl.where(has_key, row_sum, 1.0)
     if HAS_REST:
-        # so weights that are rounded sum to 1, and values that are alike add up to what they are
-        inverse = tl.where(has_key, 1.0 / tl.where(has_key, rounded_total, 1.0), 0.0)
+        # so rounded weights sum to 1, and the mean of equal values is that value
+        inverse = tl.where(has_key, 1.0 / tl.where(has_key, rounded_sum, 1.0), 0.0)
     else:
-        inverse = tl.where(has_key, 1.0 / total, 0.0)
+        inverse = tl.where(has_key, 1.0 / row_sum, 0.0)
     if HAS_DROPOUT:
-        inverse *= widened(kept_scale, kept_scale_rest, DTYPE)
+        inverse *= widened(dropout_scale, dropout_scale_rest, DTYPE)
     b_out *= inverse[:, None]
     if HAS_REL_V:
         tl.debug_barrier()
         if num_labels == 1:
-            left_total += right_total
+            far_left_weight += far_right_weight
         for first_label in range(0, num_labels, BLOCK_L):
             labels = (first_label + tl.arange(0, BLOCK_L))[None, :]
             at = first_row + tl.arange(0, BLOCK_Q)[:, None] * row_width + labels
             is_label = is_query[:, None] & (labels < num_labels)
+            # [block_q, block_l]
             if HAS_RELATIONS:
                 weights = tl.load(sums + at, mask=is_label, other=0.0)
             else:
-                # of the labels between the outermost only those whose key exists were met
-                j2 = position + i[:, None] + labels - left
-                is_met = is_label & is_between(labels - left, left, right) & (j2 >= 0) & (j2 < key_end)
-                logits = tl.load(by_label + at, mask=is_met, other=float("-inf"))
-                weights = power(logits - shift[:, None], MASK)
-                weights = tl.where(labels == 0, left_total[:, None], weights)
-                is_right = (labels == num_labels - 1) & (labels > 0)
-                weights = tl.where(is_right, right_total[:, None], weights)
-            # now, since sums of what is not divided yet may be more than float16 holds
+                is_stored = is_label & is_met(labels, i2, position, key_end, left, right)
+                logits = tl.load(by_label + at, mask=is_stored, other=float("-inf"))
+                weights = exponential(logits - shift[:, None], MASK)
+                weights = with_outermost(weights, labels, far_left_weight, far_right_weight, num_labels)
+            # now, because sums before the division may be more than float16 holds
             weights *= inverse[:, None]
+            # [block_l, d_v]
             b_table = load_rows(
                 rel_v, first_label, num_labels, rel_v_l, rel_v_d, BLOCK_L, D_V, PADDED_V, False
-            )  # [labels, d_v]
-            b_out = product_with_table(weights, b_table, b_out, b_query.dtype, PRECISION)
+            )
+            b_out = dot_with_table(weights, b_table, b_out, b_query.dtype, PRECISION)
     store_rows(out + batch * out_b + head * out_h, b_out, i0, num_queries, out_n, BLOCK_Q, D_V, PADDED_V)
     if HAS_REST:
         b_out -= b_out.to(out.dtype.element_ty).to(DTYPE)
         store_rows(rest + batch * out_b + head * out_h, b_out, i0, num_queries, out_n, BLOCK_Q, D_V, PADDED_V)
-    b_lse = tl.where(has_key, log_sum_exp(shift, total, MASK), float("-inf"))
+    b_lse = tl.where(has_key, log_sum_exp(shift, row_sum, MASK), float("-inf"))
     tl.store(lse + group * num_queries + i, b_lse, mask=is_query)
     if MASK == "float":
-        at = peaks + group * num_queries + i
+        at = row_stats + group * num_queries + i
         tl.store(at, shift, mask=is_query)
-        tl.store(at + peaks_size, tl.where(has_key, tl.log2(total), float("inf")), mask=is_query)
+        tl.store(at + row_stats_size, tl.where(has_key, tl.log2(row_sum), float("inf")), mask=is_query)

@@ -8,7 +8,6 @@ from torch.library import wrap_triton
 
 from relpos.backends.operator import empty_as
 from relpos.backends.triton import sizes, tuning
-from relpos.backends.triton.backward import key_value_gradients, query_gradients
 from relpos.backends.triton.call import (
     Call,
     addressable,
@@ -20,6 +19,8 @@ from relpos.backends.triton.call import (
     table_strides,
 )
 from relpos.backends.triton.forward import forward
+from relpos.backends.triton.key_value_gradients import key_value_gradients
+from relpos.backends.triton.query_gradients import query_gradients
 from relpos.backends.triton.tables import prepare, table_gradients
 
 
@@ -30,8 +31,8 @@ def empty_results(call: Call, keeps_rest: bool) -> tuple[Tensor, Tensor, Tensor,
     has_rest = keeps_rest and query.dtype.itemsize == 2
     rest = torch.empty_like(out) if has_rest else query.new_empty(0)
     lse = query.new_empty(query.shape[:3], dtype=call.dtype)
-    peaks = lse.new_empty((2, *lse.shape) if call.mask_kind == "float" else 0)
-    return out, lse, rest, peaks
+    row_stats = lse.new_empty((2, *lse.shape) if call.mask_kind == "float" else 0)
+    return out, lse, rest, row_stats
 
 
 def attend(call: Call, keeps_rest: bool, is_deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -41,14 +42,14 @@ def attend(call: Call, keeps_rest: bool, is_deterministic: bool) -> tuple[Tensor
         out: [batch, heads, query, d_v], dtype of query.
         lse: [batch, heads, query], in nats.
         rest: where it is to be kept and out has 16 bits, what these cannot hold of it; otherwise empty.
-        peaks: [2, batch, heads, query] under a mask of numbers, otherwise empty.
+        row_stats: [2, batch, heads, query] under a mask of numbers, otherwise empty.
     """
-    out, lse, rest, peaks = empty_results(call, keeps_rest)
+    out, lse, rest, row_stats = empty_results(call, keeps_rest)
     call = call.for_kernels()
     query, key, value = call.query, call.key, call.value
     batch, heads, num_queries, _ = query.shape
     if call.query.numel() == 0:
-        return out, lse, rest, peaks
+        return out, lse, rest, row_stats
     by_label = call.scratch(call.has_tables)
     is_summed = call.relations is not None and call.rel_v is not None
     sums = torch.zeros_like(by_label) if is_summed else by_label
@@ -56,7 +57,7 @@ def attend(call: Call, keeps_rest: bool, is_deterministic: bool) -> tuple[Tensor
     given = (
         *(query, key, value, pointer(call.rel_k), pointer(call.rel_v), pointer(call.relations)),
         *(pointer(call.mask), pointer(call.starts), pointer(call.key_lengths), pointer(call.seed)),
-        *(out, rest, lse, peaks, by_label, sums),
+        *(out, rest, lse, row_stats, by_label, sums),
         *query.stride(),
         *key.stride(),
         *value.stride(),
@@ -74,7 +75,7 @@ def attend(call: Call, keeps_rest: bool, is_deterministic: bool) -> tuple[Tensor
         "FEW": sizes.FEW_LABELS,
     }
     _launch(forward, call, num_queries, batch * heads, given, compiled_in)
-    return out, lse, rest, peaks
+    return out, lse, rest, row_stats
 
 
 def _launch(
@@ -103,7 +104,7 @@ class Saved(NamedTuple):
     out: Tensor
     lse: Tensor
     rest: Tensor
-    peaks: Tensor
+    row_stats: Tensor
     grad_out: Tensor
     grad_lse: Tensor | None
 
@@ -112,9 +113,9 @@ class Saved(NamedTuple):
         out, rest = addressable(self.out), self.rest
         if rest.numel() and rest.stride() != out.stride():
             out, rest = out.contiguous(), rest.contiguous()
-        lse, peaks = self.lse.contiguous(), self.peaks.contiguous()
+        lse, row_stats = self.lse.contiguous(), self.row_stats.contiguous()
         grad_lse = None if self.grad_lse is None else self.grad_lse.contiguous()
-        return Saved(out, lse, rest, peaks, addressable(self.grad_out), grad_lse)
+        return Saved(out, lse, rest, row_stats, addressable(self.grad_out), grad_lse)
 
 
 def gradients(call: Call, saved: Saved, needs: int, is_deterministic: bool) -> tuple[Tensor, ...]:
@@ -130,19 +131,20 @@ def gradients(call: Call, saved: Saved, needs: int, is_deterministic: bool) -> t
     grad_query, grad_key, grad_value = (empty_as(x, *x.shape[1:]) for x in tensors[:3] if x is not None)
     call, saved = call.for_kernels(), saved.for_kernels()
     delta = torch.empty_like(saved.lse)
-    logits_by_label, weights_by_label = (call.scratch(x is not None) for x in (call.rel_k, call.rel_v))
-    _prepare(call, saved, delta, logits_by_label, weights_by_label)
-    scratch = (delta, logits_by_label, weights_by_label)
+    logits_by_label, grad_weights_by_label = (call.scratch(x is not None) for x in (call.rel_k, call.rel_v))
+    _prepare(call, saved, delta, logits_by_label, grad_weights_by_label)
+    scratch = (delta, logits_by_label, grad_weights_by_label)
     if (is_needed[1] or is_needed[2]) and call.key.numel() > 0:
         _find_key_value_gradients(call, saved, *scratch, grad_key, grad_value)
-    logit_sums, weight_sums = logits_by_label, weights_by_label
+    grad_logit_sums, weight_sums = logits_by_label, grad_weights_by_label
     if call.relations is not None:
-        logit_sums, weight_sums = (torch.zeros_like(x) for x in scratch[1:])
+        grad_logit_sums, weight_sums = (torch.zeros_like(x) for x in scratch[1:])
     if is_needed[0] or is_needed[3] or is_needed[4]:
-        _find_query_gradients(call, saved, *scratch, logit_sums, weight_sums, grad_query, is_deterministic)
+        label_sums = (grad_logit_sums, weight_sums)
+        _find_query_gradients(call, saved, *scratch, *label_sums, grad_query, is_deterministic)
     grads = [grad_query, grad_key, grad_value]
     for table, x, sums, scale in (
-        (call.rel_k, call.query, logit_sums, call.scale),
+        (call.rel_k, call.query, grad_logit_sums, call.scale),
         (call.rel_v, saved.grad_out, weight_sums, 1.0),
     ):
         if table is None or not is_needed[len(grads)]:
@@ -155,7 +157,7 @@ def gradients(call: Call, saved: Saved, needs: int, is_deterministic: bool) -> t
 
 
 def _prepare(
-    call: Call, saved: Saved, delta: Tensor, logits_by_label: Tensor, weights_by_label: Tensor
+    call: Call, saved: Saved, delta: Tensor, logits_by_label: Tensor, grad_weights_by_label: Tensor
 ) -> None:
     query, out, grad_out = call.query, saved.out, saved.grad_out
     batch, heads, num_queries, d_k = query.shape
@@ -164,7 +166,7 @@ def _prepare(
     grid = (blocks_of(num_queries, size.queries) * batch * heads,)
     wrap_triton(prepare)[grid](
         *(query, call.pointer(call.rel_k), call.pointer(call.rel_v), out, saved.rest, grad_out, saved.lse),
-        *(call.pointer(saved.grad_lse), delta, logits_by_label, weights_by_label),
+        *(call.pointer(saved.grad_lse), delta, logits_by_label, grad_weights_by_label),
         *query.stride(),
         *table_strides(call.rel_k),
         *table_strides(call.rel_v),
@@ -198,14 +200,14 @@ def _find_key_value_gradients(
     saved: Saved,
     delta: Tensor,
     logits_by_label: Tensor,
-    weights_by_label: Tensor,
+    grad_weights_by_label: Tensor,
     grad_key: Tensor,
     grad_value: Tensor,
 ) -> None:
     query, key, value, grad_out = call.query, call.key, call.value, saved.grad_out
     given = (
-        *(query, key, value, *_pair_tensors(call), grad_out, saved.lse, saved.peaks, delta),
-        *(logits_by_label, weights_by_label, grad_key, grad_value),
+        *(query, key, value, *_pair_tensors(call), grad_out, saved.lse, saved.row_stats, delta),
+        *(logits_by_label, grad_weights_by_label, grad_key, grad_value),
         *query.stride(),
         *key.stride(),
         *value.stride(),
@@ -224,8 +226,8 @@ def _find_query_gradients(
     saved: Saved,
     delta: Tensor,
     logits_by_label: Tensor,
-    weights_by_label: Tensor,
-    logit_sums: Tensor,
+    grad_weights_by_label: Tensor,
+    grad_logit_sums: Tensor,
     weight_sums: Tensor,
     grad_query: Tensor,
     is_deterministic: bool,
@@ -234,7 +236,8 @@ def _find_query_gradients(
     batch, heads, num_queries, _ = query.shape
     given = (
         *(query, key, value, call.pointer(call.rel_k), *_pair_tensors(call), grad_out, saved.lse),
-        *(saved.peaks, delta, logits_by_label, weights_by_label, logit_sums, weight_sums, grad_query),
+        *(saved.row_stats, delta, logits_by_label, grad_weights_by_label),
+        *(grad_logit_sums, weight_sums, grad_query),
         *query.stride(),
         *key.stride(),
         *value.stride(),

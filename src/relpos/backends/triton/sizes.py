@@ -142,10 +142,10 @@ def halved(size: Size) -> Size:
 
 
 def interpreted(longest: int) -> Size:
-    """Several blocks of a short sequence; a block takes the interpreter as long whatever its size."""
+    """Few blocks: a block takes the interpreter as long whatever its size."""
     if longest <= 64:
-        return Size(32, 32)
-    return Size(64, 64, 64) if longest <= 1024 else Size(256, 256, 256)
+        return Size(32, 32, 32)
+    return Size(128, 128, 128) if longest <= 1024 else Size(256, 256, 256)
 
 
 def rows(kind: Kind) -> Size:

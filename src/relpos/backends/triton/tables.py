@@ -3,20 +3,14 @@
 import triton
 import triton.language as tl
 
-from relpos.backends.triton.block import (
-    label_products,
-    load_rows,
-    logit_scale,
-    place,
-    product,
-    store_rows,
-    widened,
-)
+from relpos.backends.triton.block import dot, load_rows, place, store_rows, widened
+from relpos.backends.triton.labels import dot_labels
+from relpos.backends.triton.logits import logit_scale
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_labels"])
 def prepare(
-    query, rel_k, rel_v, out, rest, grad_out, lse, grad_lse, delta, logits_by_label, weights_by_label,
+    query, rel_k, rel_v, out, rest, grad_out, lse, grad_lse, delta, logits_by_label, grad_weights_by_label,
     query_b, query_h, query_n, query_d,
     rel_k_h, rel_k_l, rel_k_d,
     rel_v_h, rel_v_l, rel_v_d,
@@ -38,13 +32,13 @@ def prepare(
     by_query = group * num_queries + i
     has_key = tl.load(lse + by_query, mask=is_query, other=float("-inf")) != float("-inf")
     grad_out += batch * grad_out_b + head * grad_out_h
-    b_grad_out = load_rows(
-        grad_out, i0, num_queries, grad_out_n, grad_out_d, BLOCK_Q, D_V, PADDED_V, False
-    )  # [q, d_v]
+    # [block_q, d_v]
+    b_grad_out = load_rows(grad_out, i0, num_queries, grad_out_n, grad_out_d, BLOCK_Q, D_V, PADDED_V, False)
     # what comes back to a query without a key may be no number
     b_grad_out = tl.where(has_key[:, None], b_grad_out, 0.0)
     out += batch * out_b + head * out_h
-    b_out = load_rows(out, i0, num_queries, out_n, out_d, BLOCK_Q, D_V, PADDED_V, False).to(DTYPE)  # [q, d_v]
+    # [block_q, d_v]
+    b_out = load_rows(out, i0, num_queries, out_n, out_d, BLOCK_Q, D_V, PADDED_V, False).to(DTYPE)
     if HAS_REST:
         # the error of delta is that of all logits of a query alike, and so adds up in the tables' gradients
         rest += batch * out_b + head * out_h
@@ -55,17 +49,16 @@ def prepare(
     tl.store(delta + by_query, tl.where(has_key, b_delta, 0.0), mask=is_query)
     if HAS_REL_K:
         query += batch * query_b + head * query_h
-        b_query = load_rows(
-            query, i0, num_queries, query_n, query_d, BLOCK_Q, D_K, PADDED_K, False
-        )  # [q, d_k]
-        label_products(
+        # [block_q, d_k]
+        b_query = load_rows(query, i0, num_queries, query_n, query_d, BLOCK_Q, D_K, PADDED_K, False)
+        dot_labels(
             b_query, rel_k + head * rel_k_h, rel_k_l, rel_k_d, logits_by_label, first_row, row_width,
             num_queries - i0, num_labels, logit_scale(scale, scale_rest, DTYPE, MASK),
             D_K, PADDED_K, BLOCK_Q, BLOCK_L, PRECISION,
         )  # fmt: skip
     if HAS_REL_V:
-        label_products(
-            b_grad_out, rel_v + head * rel_v_h, rel_v_l, rel_v_d, weights_by_label, first_row, row_width,
+        dot_labels(
+            b_grad_out, rel_v + head * rel_v_h, rel_v_l, rel_v_d, grad_weights_by_label, first_row, row_width,
             num_queries - i0, num_labels, tl.full([], 1.0, DTYPE),
             D_V, PADDED_V, BLOCK_Q, BLOCK_L, PRECISION,
         )  # fmt: skip
@@ -104,9 +97,10 @@ def table_gradients(
             head = (t // blocks % num_heads).to(tl.int64)
         group = batch * num_heads + head
         i = i0 + tl.arange(0, BLOCK_Q)
+        # [block_q, width]
         b_x = load_rows(
             x + batch * x_b + head * x_h, i0, num_queries, x_n, x_d, BLOCK_Q, WIDTH, PADDED, False
-        )  # [q, d]
+        )
         # a query without a key may bring what is no number
         has_key = tl.load(lse + group * num_queries + i, mask=i < num_queries, other=float("-inf"))
         b_x = tl.where((has_key != float("-inf"))[:, None], b_x, 0.0)
@@ -114,8 +108,9 @@ def table_gradients(
         labels = first_label + tl.arange(0, BLOCK_L)
         at = sums + first_row + tl.arange(0, BLOCK_Q)[:, None] * row_width + labels[None, :]
         is_there = (i < num_queries)[:, None] & (labels < num_labels)[None, :]
-        b_sums = tl.load(at, mask=is_there, other=0.0)  # [q, labels]
-        b_part = product(tl.trans(b_sums).to(b_x.dtype), b_x, b_part, PRECISION)
+        # [block_q, block_l]
+        b_sums = tl.load(at, mask=is_there, other=0.0)
+        b_part = dot(tl.trans(b_sums).to(b_x.dtype), b_x, b_part, PRECISION)
     num_tables = num_heads if IS_PER_HEAD else 1
     parts += (part * num_tables + table).to(tl.int64) * num_labels * WIDTH
     store_rows(

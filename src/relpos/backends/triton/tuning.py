@@ -11,9 +11,10 @@ from typing import Any
 import triton
 
 from relpos.backends.triton import sizes
-from relpos.backends.triton.backward import key_value_gradients, query_gradients
 from relpos.backends.triton.block import IS_INTERPRETED
 from relpos.backends.triton.forward import forward
+from relpos.backends.triton.key_value_gradients import key_value_gradients
+from relpos.backends.triton.query_gradients import query_gradients
 
 # interpreted there is nothing to time
 IS_WANTED = os.environ.get("RELPOS_TRITON_TUNE") == "1" and not IS_INTERPRETED.value
@@ -32,7 +33,7 @@ _KEY = [
 _REWRITTEN = {
     "forward": ["sums"],
     "key_value_gradients": [],
-    "query_gradients": ["logits_by_label", "weights_by_label", "logit_sums", "weight_sums"],
+    "query_gradients": ["logits_by_label", "grad_weights_by_label", "grad_logit_sums", "weight_sums"],
 }
 
 
