@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relpos import cli
-from relpos._tables import print_comparison
+from relpos._console_tables import print_comparison
 from relpos.cli import run
 from relpos.translation.generation import Hypothesis, Translator
 

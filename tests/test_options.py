@@ -215,7 +215,13 @@ def test_help_is_not_cut(
 @pytest.mark.parametrize(
     ("closed", "arguments", "code", "out", "told"),
     [
-        ("<&-", "translate MODEL", 1, "", "relpos: standard input is closed; name a file, or give it one.\n"),
+        (
+            "<&-",
+            "translate MODEL",
+            1,
+            "",
+            "relpos: standard input is closed; name a file, or redirect one to it.\n",
+        ),
         ("<&- >&- 2>&-", "translate MODEL TEXT -o OUT", 0, "", ""),
         (">&-", "--version", 1, "", "relpos: standard output: cannot be written (Bad file descriptor).\n"),
         (

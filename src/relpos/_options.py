@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from relpos.translation.errors import UsageError
-from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, TEMPERATURES
 
 _OVERRIDES = "relpos.overrides"
 

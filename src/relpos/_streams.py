@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from relpos.translation.atomic_files import open_atomic
 from relpos.translation.errors import InputError, RelposWarning, UsageError, first_line
-from relpos.translation.files import open_whole
 
 
 def open_closed_streams() -> None:
@@ -87,7 +87,7 @@ def written(output: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
                 sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
                 file = sys.stdout
             else:
-                file = stack.enter_context(open_whole(output))
+                file = stack.enter_context(open_atomic(output))
 
         def write(lines: Iterable[str]) -> None:
             with named(output):

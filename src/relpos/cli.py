@@ -336,7 +336,7 @@ def evaluate(
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        from relpos._tables import print_scores
+        from relpos._console_tables import print_scores
 
         print_scores(result)
 
@@ -359,7 +359,7 @@ def reproduce(
     it once more, with the same options, to go on.
     """
     _settle()
-    from relpos._pictures import write_comparison
+    from relpos._experiment_report import write_comparison
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
@@ -368,7 +368,7 @@ def reproduce(
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
     else:
-        from relpos._tables import print_comparison
+        from relpos._console_tables import print_comparison
 
         print_comparison(records)
         print(f"\nThe report with pictures is {report}")
@@ -489,9 +489,9 @@ def _edges(text: str) -> list[int]:
 
 
 def _test_pairs(model: Path, data: list[Path], scratch: Path) -> Any:
+    from relpos.translation.atomic_files import link_folder
     from relpos.translation.checkpoints import find_model
     from relpos.translation.corpora import Source, read_corpus
-    from relpos.translation.files import show_folder
     from relpos.translation.preparation import read_parts
     from relpos.translation.recipe import load_recipe
 
@@ -501,7 +501,7 @@ def _test_pairs(model: Path, data: list[Path], scratch: Path) -> Any:
             raise UsageError(f"{model} does not know its test set; give one with --data.")
         # a run has its text read already, and is only looked at: what is made anew goes elsewhere
         if find_model(model) != model:
-            show_folder(model / "cache", scratch)
+            link_folder(model / "cache", scratch)
         return read_parts(load_recipe(str(recipe)).data, scratch)[0]["test"]
     if len(data) > 2:
         raise UsageError(f"--data takes one file of pairs, or two files; got {len(data)}.")

@@ -14,7 +14,7 @@ from relpos.translation.checkpoints import (
     average_weights,
     find_model,
     is_sealed,
-    save_whole,
+    save_sealed,
     seal,
     sealed_checkpoints,
     verify,
@@ -48,7 +48,7 @@ def whole(tmp_path_factory) -> Path:
         small_model().save_pretrained(draft)
         tokenizer.save_pretrained(draft)
 
-    save_whole(folder, write)
+    save_sealed(folder, write)
     return folder
 
 
@@ -332,7 +332,7 @@ def test_a_writer_that_fails_half_way_leaves_the_old_folder_whole(sealed, error)
         raise error("half-way")
 
     with pytest.raises(error, match="half-way"):
-        save_whole(sealed, fail)
+        save_sealed(sealed, fail)
     assert {path.name: path.read_bytes() for path in sealed.iterdir()} == before
     assert [path.name for path in sealed.parent.iterdir()] == ["model"]
     load_model(sealed)
@@ -343,7 +343,7 @@ def test_saving_replaces_the_old_folder_and_nothing_beside_it(tmp_path) -> None:
     (tmp_path / "deep" / "model.part").mkdir(parents=True)
     (tmp_path / "deep" / "model.part" / "leftover").touch()
     for name in ("first", "second"):
-        save_whole(folder, lambda draft, name=name: (draft / name).write_text(name))
+        save_sealed(folder, lambda draft, name=name: (draft / name).write_text(name))
         assert {path.name for path in folder.iterdir()} == {name, "seal.json"}
         assert {path.name for path in folder.parent.iterdir()} == {"model", "model.part"}
         assert (tmp_path / "deep" / "model.part" / "leftover").exists()

@@ -14,7 +14,7 @@ from test_checkpoints import TEXTS, VOCABULARY, change_config, change_weights, r
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 
 from relpos.cli import run
-from relpos.translation.checkpoints import save_whole
+from relpos.translation.checkpoints import save_sealed
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError, ModelFolderError, RelposWarning, UsageError
 from relpos.translation.generation import Search, Translator
@@ -34,7 +34,7 @@ def whole(tmp_path_factory) -> Path:
         small_model().save_pretrained(draft)
         train_tokenizer(TEXTS, VOCABULARY).save_pretrained(draft)
 
-    save_whole(folder, write)
+    save_sealed(folder, write)
     return folder
 
 

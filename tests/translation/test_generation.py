@@ -19,7 +19,7 @@ from relpos.translation.errors import InputError
 from relpos.translation.evaluation import evaluate, score
 from relpos.translation.generation import LongTextWarning, Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.segments import cut
+from relpos.translation.sentence_splitting import cut
 from relpos.translation.text import normal
 from relpos.translation.tokenizer import train_tokenizer
 

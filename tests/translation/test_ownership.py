@@ -18,7 +18,7 @@ from relpos.translation.checkpoints import sealed_checkpoints
 from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.ownership import working_in
 from relpos.translation.recipe import Recipe, check_recipe, load_recipe
-from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
+from relpos.translation.run_cleanup import keep_newest, remove_beginning, remove_checkpoint
 from relpos.translation.training import train
 from small_runs import read_metrics, small_values
 

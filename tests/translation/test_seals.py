@@ -11,7 +11,7 @@ from test_checkpoints import TEXTS, VOCABULARY, change_config, change_weights, c
 
 from relpos.cli import run
 from relpos.translation import checkpoints
-from relpos.translation.checkpoints import changes, save_whole, seal, verify
+from relpos.translation.checkpoints import changes, save_sealed, seal, verify
 from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.loading import check_seal, load_model, seal_model
 from relpos.translation.tokenizer import train_tokenizer
@@ -28,7 +28,7 @@ def whole(tmp_path_factory) -> Path:
         small_model().save_pretrained(draft)
         train_tokenizer(TEXTS, VOCABULARY).save_pretrained(draft)
 
-    save_whole(folder, write)
+    save_sealed(folder, write)
     return folder
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError
-from relpos.translation.limits import SMALLEST_VOCABULARY
 from relpos.translation.recipe import check_recipe
+from relpos.translation.setting_ranges import SMALLEST_VOCABULARY
 from relpos.translation.text import normal
 from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
 

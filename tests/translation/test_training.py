@@ -20,7 +20,7 @@ from relpos.translation.checkpoints import average_weights, is_sealed, sealed_ch
 from relpos.translation.errors import InputError
 from relpos.translation.generation import Translator
 from relpos.translation.recipe import Recipe, check_recipe
-from relpos.translation.removal import SAVING
+from relpos.translation.run_cleanup import SAVING
 from relpos.translation.training import train
 
 Metrics = Callable[[Path, str], dict[int, float]]

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from relpos.translation.atomic_files import write_folder_atomic, write_text_atomic
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_folder_whole, write_text_whole
-from relpos.translation.json_files import MEBIBYTE, read_object
-from relpos.translation.rules import Rule, check, mapped, shown, whole
+from relpos.translation.strict_json import MEBIBYTE, read_object
+from relpos.translation.validators import Rule, check, dict_of, integer, shown
 
 _SEAL = "seal.json"
 _SMALL = MEBIBYTE  # files up to this size are compared whole
@@ -54,7 +54,7 @@ def seal(folder: Path, is_wanted: Callable[[str], bool] = lambda name: True, *, 
         and _is_name(name := path.relative_to(folder).as_posix())
         and is_wanted(name)
     }
-    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "by": by, "files": files}, indent=1))
+    write_text_atomic(folder / _SEAL, json.dumps({"format": 1, "by": by, "files": files}, indent=1))
 
 
 def is_sealed(folder: Path) -> bool:
@@ -100,7 +100,7 @@ def read_seal(folder: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         files = read_object(folder / _SEAL, 64 * MEBIBYTE)["files"]
-        check({"files": files}, {"files": mapped(_NAME, _ENTRY, 100_000)})
+        check({"files": files}, {"files": dict_of(_NAME, _ENTRY, 100_000)})
     except (InputError, ValueError, KeyError):
         raise InputError(
             f"{folder / _SEAL}: the file is damaged. Copy or train the model again, or remove this file "
@@ -151,7 +151,7 @@ def make_readable(folder: Path) -> None:
             shutil.copymode(folder / _SEAL, path)
 
 
-def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
+def save_sealed(folder: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a new folder and put it, sealed, in the place of `folder`; all or nothing.
 
     What stands in `folder` and was not written there so is kept.
@@ -167,7 +167,7 @@ def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
         files = [path] if not path.is_dir() else [inner for inner in path.rglob("*") if not inner.is_dir()]
         return all(inner.relative_to(folder).as_posix() in before for inner in files)
 
-    write_folder_whole(folder, write_sealed, is_ours)
+    write_folder_atomic(folder, write_sealed, is_ours)
 
 
 def find_model(folder: Path) -> Path:
@@ -239,7 +239,7 @@ def _is_entry(entry: object) -> bool:
     if not isinstance(entry, dict):
         return False
     sums = [entry.get("sha256"), entry.get("sample", "0" * 64)]
-    return whole(0, 2**63).fits(entry.get("bytes")) and all(
+    return integer(0, 2**63).fits(entry.get("bytes")) and all(
         type(digest) is str and re.fullmatch("[0-9a-f]{64}", digest) for digest in sums
     )
 

@@ -10,21 +10,20 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from relpos.positions import two_sides
-from relpos.translation.errors import RelposWarning
-from relpos.translation.rules import (
+from relpos.translation.errors import RelposWarning, list_names
+from relpos.translation.validators import (
     Rule,
+    boolean,
     check,
+    dict_of,
     either,
-    flag,
-    listed,
-    mapped,
-    names_shown,
+    integer,
+    list_of,
     number,
     one_of,
     optional,
     shown,
     text,
-    whole,
 )
 
 FORMAT = 1  # raised when the meaning of a weight or a setting changes
@@ -34,15 +33,16 @@ _MOST_LABELS = 1000
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("vocab_size", "d_model", "num_heads", "d_ff", "max_positions"), whole(1, MOST)),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), whole(1, _MOST_LAYERS)),
+    **dict.fromkeys(("vocab_size", "d_model", "num_heads", "d_ff", "max_positions"), integer(1, MOST)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), integer(1, _MOST_LAYERS)),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), number(0, 1)),
     **dict.fromkeys(
-        ("norm_first", "relative_keys", "relative_values", "relative_per_head", "tie_word_embeddings"), flag()
+        ("norm_first", "relative_keys", "relative_values", "relative_per_head", "tie_word_embeddings"),
+        boolean(),
     ),
     "absolute_positions": one_of("none", "sinusoidal", "learned"),
     "activation": one_of("relu", "gelu", "silu"),
-    "use_cache": optional(flag()),
+    "use_cache": optional(boolean()),
     # transformers' own; what would choose another model or other outputs is refused
     "is_encoder_decoder": one_of(True),
     "model_type": one_of("relpos"),
@@ -55,12 +55,12 @@ _RULES: dict[str, Rule] = {
     "output_attentions": one_of(None, False),
     "output_hidden_states": one_of(None, False),
     "return_dict": one_of(None, True),
-    "chunk_size_feed_forward": whole(0, MOST),
-    "num_labels": optional(whole(0, _MOST_LABELS)),
-    "id2label": optional(mapped(either(whole(0, MOST), text(9)), text(), _MOST_LABELS)),
-    "label2id": optional(mapped(text(), either(whole(0, MOST), text(9)), _MOST_LABELS)),
+    "chunk_size_feed_forward": integer(0, MOST),
+    "num_labels": optional(integer(0, _MOST_LABELS)),
+    "id2label": optional(dict_of(either(integer(0, MOST), text(9)), text(), _MOST_LABELS)),
+    "label2id": optional(dict_of(text(), either(integer(0, MOST), text(9)), _MOST_LABELS)),
     "problem_type": one_of(None, "regression", "single_label_classification", "multi_label_classification"),
-    "architectures": optional(listed(text(), 0, 100)),
+    "architectures": optional(list_of(text(), 0, 100)),
     "transformers_version": optional(text()),
     "name_or_path": Rule("a name or a path", lambda value: isinstance(value, (str, PathLike))),
 }
@@ -140,7 +140,7 @@ class RelposConfig(PreTrainedConfig):
         unknown = [name for name in kwargs if name not in (*_TAKEN, *_KNOWN)]
         if unknown:
             warnings.warn(
-                f"settings that RelposConfig does not know are ignored: {names_shown(unknown)}.",
+                f"settings that RelposConfig does not know are ignored: {list_names(unknown)}.",
                 RelposWarning,
                 stacklevel=3,
             )
@@ -155,7 +155,7 @@ class RelposConfig(PreTrainedConfig):
                 f"this checkpoint has format {shown(self.format)}; this relpos knows up to {FORMAT}. "
                 "Upgrade relpos."
             )
-        check(vars(self), _RULES | {"format": whole(1, FORMAT)})
+        check(vars(self), _RULES | {"format": integer(1, FORMAT)})
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
         check(vars(self), token_rules(self.vocab_size))
@@ -181,15 +181,15 @@ class RelposConfig(PreTrainedConfig):
 
 
 _INTEGER = Rule("an integer", lambda value: type(value) is int)
-_DISTANCE = optional(either(_INTEGER, listed(_INTEGER, 2, 2)))
+_DISTANCE = optional(either(_INTEGER, list_of(_INTEGER, 2, 2)))
 
 
 def token_rules(vocab_size: int) -> dict[str, Rule]:
     """What ids of special tokens must be, in a configuration and in generation_config.json."""
-    inside = whole(0, vocab_size - 1)
+    inside = integer(0, vocab_size - 1)
     return {
         "pad_token_id": inside,
         "bos_token_id": optional(inside),
-        "eos_token_id": either(inside, listed(inside, 1, 100)),
+        "eos_token_id": either(inside, list_of(inside, 1, 100)),
         "decoder_start_token_id": inside,
     }

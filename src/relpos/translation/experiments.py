@@ -17,16 +17,16 @@ import pydantic
 from accelerate import PartialState
 from pydantic import BaseModel, ConfigDict, Field
 
+from relpos.translation.atomic_files import write_text_atomic
 from relpos.translation.errors import InputError, UsageError
 from relpos.translation.evaluation import Evaluation, evaluate
-from relpos.translation.files import write_text_whole
 from relpos.translation.generation import Translator
 from relpos.translation.ownership import check_free, format_of, working_in
 from relpos.translation.preparation import check_corpora, read_parts
 from relpos.translation.recipe import Recipe, load_recipe
 from relpos.translation.runs import check_new, has_begun
+from relpos.translation.strict_yaml import read_yaml
 from relpos.translation.training import train
-from relpos.translation.yaml_text import read_yaml
 
 _KIND = "experiment"
 _RESULTS = "results.jsonl"
@@ -116,7 +116,7 @@ def run_experiment(
             record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}
             records.append(record)
             lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in records)
-            write_text_whole(file, "".join(lines))
+            write_text_atomic(file, "".join(lines))
     return records
 
 

@@ -16,13 +16,13 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from relpos.translation.batching import TokenBatches
 from relpos.translation.checkpoints import find_model
 from relpos.translation.errors import InputError, RelposWarning, UsageError
-from relpos.translation.json_files import read_bytes
-from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.segments import cut
+from relpos.translation.sentence_splitting import cut
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, TEMPERATURES
+from relpos.translation.strict_json import read_bytes
+from relpos.translation.strict_yaml import MOST_BYTES, YamlTextError, read_yaml
 from relpos.translation.text import normal
-from relpos.translation.yaml_text import MOST_BYTES, YamlTextError, read_yaml
 
 # subwords of a text that is translated whole; the time grows with their square
 MOST_SUBWORDS = 4096

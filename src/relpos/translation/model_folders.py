@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import ModelFolderError, first_line
-from relpos.translation.json_files import read_object
+from relpos.translation.strict_json import read_object
 
 _FILES = ["config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"]
 _OF_THE_HUB = ("revision", "cache_dir", "token", "force_download", "local_files_only")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from relpos.translation.errors import InputError, ModelFolderError
-from relpos.translation.files import write_text_whole
-from relpos.translation.json_files import read_object
+from relpos.translation.atomic_files import write_text_atomic
+from relpos.translation.errors import InputError, ModelFolderError, list_names
+from relpos.translation.strict_json import read_object
 
 FORMAT = 2  # 1: before folders were marked
 _MARK, _LOCK = "relpos.json", "relpos.lock"
@@ -59,7 +59,7 @@ def check_free(folder: Path, kind: str, names: Sequence[str]) -> None:
         taken.append(_LOCK)
     if taken:
         raise InputError(
-            f"{folder} holds {_listed(taken)} that relpos did not write, and this {kind} needs the "
+            f"{folder} holds {list_names(taken)} that relpos did not write, and this {kind} needs the "
             f"name{'s' if len(taken) > 1 else ''}. Nothing was changed. Choose another folder."
         )
 
@@ -90,7 +90,7 @@ def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
     try:
         format_of(folder, kind)
         mark = {"folder": kind, "format": number, "process": os.getpid()}
-        write_text_whole(folder / _MARK, json.dumps(mark) + "\n")
+        write_text_atomic(folder / _MARK, json.dumps(mark) + "\n")
         yield
     finally:
         lock.release()
@@ -105,8 +105,3 @@ def _holder(folder: Path) -> str:
         return f" ({read_object(folder / _MARK)['process']})"
     except (InputError, KeyError):
         return ""
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

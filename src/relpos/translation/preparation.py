@@ -11,6 +11,7 @@ import datasets
 import pyarrow
 from transformers import PreTrainedTokenizerFast
 
+from relpos.translation.atomic_files import write_folder_atomic, write_text_atomic
 from relpos.translation.corpora import (
     Source,
     check_corpus,
@@ -21,11 +22,10 @@ from relpos.translation.corpora import (
     split,
 )
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_folder_whole, write_text_whole
 from relpos.translation.generation import MOST_SUBWORDS
-from relpos.translation.json_files import MEBIBYTE, read_object
 from relpos.translation.recipe import DataSettings, Recipe, placed
-from relpos.translation.removal import TABLES, remove_tables
+from relpos.translation.run_cleanup import TABLES, remove_tables
+from relpos.translation.strict_json import MEBIBYTE, read_object
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 _T = TypeVar("_T")
@@ -73,7 +73,7 @@ def _prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepar
             f"no training pair has at most training.max_length = {recipe.training.max_length} subwords."
         )
     summary["tokens"] = {"source": _count(train, "input_ids"), "target": _count(train, "labels")}
-    write_text_whole(run / "data.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    write_text_atomic(run / "data.json", json.dumps(summary, indent=1, ensure_ascii=False))
     report(
         f"{len(train):,} pairs to learn from ({summary['too_long']:,} longer ones left out), "
         f"{len(parts['validation']):,} to validate, {len(parts['test']):,} to test"
@@ -159,7 +159,7 @@ def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Data
     table = recall_corpus(source, known[key], tables) if key in known else None
     if table is None:
         table = read_corpus(placed(source, data.folder), *languages, tables)
-        write_text_whole(memory, json.dumps(known | {key: table._fingerprint}, indent=1))
+        write_text_atomic(memory, json.dumps(known | {key: table._fingerprint}, indent=1))
     table.data.validate(full=True)
     return table
 
@@ -204,7 +204,7 @@ def _encode(
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    write_folder_whole(folder, lambda draft: save_tokenizer(tokenizer, draft), is_ours=lambda path: False)
+    write_folder_atomic(folder, lambda draft: save_tokenizer(tokenizer, draft), is_ours=lambda path: False)
 
 
 def _check_lengths(validation: datasets.Dataset, max_positions: int | None) -> None:

@@ -14,13 +14,13 @@ import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from relpos.translation.atomic_files import write_text_atomic
 from relpos.translation.corpora import CleaningRules, Source
-from relpos.translation.corpora.foreign import foreign_kind
+from relpos.translation.corpora.file_signatures import binary_format
 from relpos.translation.errors import RelposWarning, UsageError
-from relpos.translation.faults import sentences, shown
-from relpos.translation.files import write_text_whole
-from relpos.translation.limits import LENGTH_PENALTIES, SMALLEST_VOCABULARY
-from relpos.translation.yaml_text import MOST_BYTES, Dumper, YamlTextError, read_yaml
+from relpos.translation.recipe_errors import sentences, shown
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, SMALLEST_VOCABULARY
+from relpos.translation.strict_yaml import MOST_BYTES, Dumper, YamlTextError, read_yaml
 
 _DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -298,7 +298,7 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
 
     The folder of its data is written as an absolute path, so that the file may be read anywhere.
     """
-    write_text_whole(path, recipe_text(recipe))
+    write_text_atomic(path, recipe_text(recipe))
 
 
 def recipe_text(recipe: Recipe) -> str:
@@ -347,7 +347,7 @@ def _read(path: Path) -> str:
                 "name a YAML file."
             )
         content = path.read_bytes()
-        if kind := foreign_kind(content):
+        if kind := binary_format(content):
             raise UsageError(f"{path} {kind}, as a recipe in YAML.")
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

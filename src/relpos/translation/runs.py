@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from relpos.translation.atomic_files import write_text_atomic
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, verify
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_text_whole
-from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, recipe_text, write_recipe
-from relpos.translation.removal import foreign_checkpoints, remove_beginning, remove_unfinished
+from relpos.translation.run_cleanup import foreign_checkpoints, remove_beginning, remove_unfinished
+from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
 from relpos.translation.tokenizer import MARKS
 
 _KIND = "run"
@@ -319,4 +319,4 @@ def _cut_metrics(file: Path, lines: list[tuple[int, str]], last_step: int) -> No
     """Forget the lines of updates that will be made again."""
     kept = "".join(f"{line}\n" for step, line in lines if step <= last_step)
     if file.exists() and file.read_bytes() != kept.encode():
-        write_text_whole(file, kept)
+        write_text_atomic(file, kept)

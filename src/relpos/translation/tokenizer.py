@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError, first_line
-from relpos.translation.limits import SMALLEST_VOCABULARY
+from relpos.translation.setting_ranges import SMALLEST_VOCABULARY
 from relpos.translation.text import NORMALIZER, normal
 from relpos.translation.tokenizer_files import read_tokenizer
 

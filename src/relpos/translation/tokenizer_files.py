@@ -9,25 +9,35 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.errors import ModelFolderError, first_line
-from relpos.translation.json_files import MEBIBYTE, read_bytes, read_object
-from relpos.translation.rules import Rule, check, either, flag, listed, mapped, one_of, optional, text
+from relpos.translation.strict_json import MEBIBYTE, read_bytes, read_object
+from relpos.translation.validators import (
+    Rule,
+    boolean,
+    check,
+    dict_of,
+    either,
+    list_of,
+    one_of,
+    optional,
+    text,
+)
 
 _SETTINGS = "tokenizer_config.json"
 _TOKENIZER = "tokenizer.json"
 _LARGEST = 256 * MEBIBYTE
 _MOST_GROWTH = 4096
 
-_TOKEN = either(text(), mapped(text(), optional(either(text(), flag())), 10))
+_TOKEN = either(text(), dict_of(text(), optional(either(text(), boolean())), 10))
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("pad_token", "eos_token"), _TOKEN),
     **dict.fromkeys(("bos_token", "unk_token", "sep_token", "cls_token", "mask_token"), optional(_TOKEN)),
-    "extra_special_tokens": optional(either(listed(_TOKEN, 0, 10_000), mapped(text(), _TOKEN, 10_000))),
+    "extra_special_tokens": optional(either(list_of(_TOKEN, 0, 10_000), dict_of(text(), _TOKEN, 10_000))),
     "model_max_length": Rule(
         "a number from 1 on, or null",
         lambda value: value is None or (type(value) in (int, float) and 1 <= value < math.inf),
     ),
     **dict.fromkeys(("padding_side", "truncation_side"), one_of("left", "right")),
-    **dict.fromkeys(("clean_up_tokenization_spaces", "split_special_tokens"), flag()),
+    **dict.fromkeys(("clean_up_tokenization_spaces", "split_special_tokens"), boolean()),
 }
 
 

@@ -36,7 +36,7 @@ from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
-from relpos.translation.removal import (
+from relpos.translation.run_cleanup import (
     SAVING,
     foreign_checkpoints,
     keep_newest,

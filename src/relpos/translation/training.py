@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Seq2SeqTrainingArguments, set_
 from relpos.translation.checkpoints import (
     average_weights,
     is_sealed,
-    save_whole,
+    save_sealed,
     sealed_checkpoints,
     write_weights,
 )
@@ -218,7 +218,7 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
     best = _best_checkpoint(trainer, run)
     folder = run / "model"
     if trainer.is_world_process_zero():
-        save_whole(folder, lambda draft: _write_model(trainer, recipe, best, draft))
+        save_sealed(folder, lambda draft: _write_model(trainer, recipe, best, draft))
     trainer.accelerator.wait_for_everyone()
     recent = sealed_checkpoints(run / "checkpoints")[-recipe.training.average :]
     if recipe.training.average > 1 and len(recent) > 1:
@@ -239,7 +239,7 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
                 _write_model(trainer, recipe, best, draft)
                 write_weights(averaged, draft)
 
-            save_whole(folder, write)
+            save_sealed(folder, write)
         trainer.accelerator.wait_for_everyone()
     return folder
 

@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from relpos.translation.config import RelposConfig
-from relpos.translation.errors import ModelFolderError, first_line
-from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
-from relpos.translation.rules import names_shown, shown
+from relpos.translation.errors import ModelFolderError, first_line, list_names
+from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
+from relpos.translation.validators import shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -61,12 +61,7 @@ def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> N
             if name in known and shape != known[name]
         ],
     }
-    faults = [
-        f"{kind}: {', '.join(name[:200] for name in names[:5])}"
-        + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-        for kind, names in kinds.items()
-        if names
-    ]
+    faults = [f"{kind}: {list_names(names)}" for kind, names in kinds.items() if names]
     if faults:
         raise ModelFolderError(f"{header.source}: does not fit its config.json; weights {'; '.join(faults)}.")
 
@@ -88,7 +83,7 @@ def read_weights(header: Header) -> dict[str, Tensor]:
     broken = [name for name, weight in weights.items() if not _is_finite(weight)]
     if broken:
         raise ModelFolderError(
-            f"{header.source}: weights that are not finite (NaN or infinite): {names_shown(broken)}; "
+            f"{header.source}: weights that are not finite (NaN or infinite): {list_names(broken)}; "
             "training had gone wrong. Take an earlier checkpoint."
         )
     return weights
@@ -136,7 +131,7 @@ def _read_shards(folder: Path) -> Header:
         listed = {name for name, place in places.items() if place == shard}
         if found.keys() != listed:
             raise ModelFolderError(
-                f"{index}: does not fit {shard} in {names_shown(sorted(found.keys() ^ listed))}. "
+                f"{index}: does not fit {shard} in {list_names(sorted(found.keys() ^ listed))}. "
                 "Copy the model again."
             )
         shapes |= found
@@ -158,7 +153,7 @@ def _read_shapes(path: Path) -> dict[str, list[int]]:
             slices = {name: file.get_slice(name) for name in names}
             others = [name for name, weight in slices.items() if weight.get_dtype() not in _FLOATS]
             if others:
-                raise ValueError(f"weights of other types than {_FLOATS}: {names_shown(others)}")
+                raise ValueError(f"weights of other types than {_FLOATS}: {list_names(others)}")
             return {name: list(weight.get_shape()) for name, weight in slices.items()}
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise _unreadable(path, error) from error

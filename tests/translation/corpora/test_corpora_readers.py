@@ -19,10 +19,10 @@ from relpos.translation.corpora import (
     MAX_LINE_BYTES,
     Source,
     clean,
+    corpus_cache,
     join_corpora,
     read_corpus,
     read_lines,
-    table,
 )
 from relpos.translation.errors import InputError
 
@@ -129,7 +129,7 @@ def test_corpora_are_joined_in_order(tmp_path):
     joined = join_corpora([read_corpus(source, "en", "de", tmp_path / "cache") for source in sources])
     assert joined.column_names == ["source", "target"]
     assert [joined[0]["source"], joined[3]["source"], len(joined)] == ["b", "a", 4]
-    with pytest.raises(InputError, match="no corpus is named; give at least one of tsv, files"):
+    with pytest.raises(InputError, match="give at least one of tsv, files"):
         join_corpora([])
 
 
@@ -137,7 +137,7 @@ def test_an_unchanged_file_is_read_once_and_a_changed_one_again(tmp_path, monkey
     path, cache = _write(tmp_path / "a.tsv", "one\teins\n"), tmp_path / "cache"
     first = read_corpus(Source(tsv=path), "en", "de", cache)
     with monkeypatch.context() as patched:
-        patched.setattr(table, "read_tsv", None)
+        patched.setattr(corpus_cache, "read_tsv", None)
         again = read_corpus(Source(tsv=path), "en", "de", cache)
     assert again.cache_files == first.cache_files
     assert Path(first.cache_files[0]["filename"]).is_relative_to(cache)
@@ -150,14 +150,14 @@ def test_what_another_process_left_half_written_is_not_taken_for_whole(tmp_path,
     path = _write(tmp_path / "a.tsv", "".join(f"line {i}\tZeile {i}\n" for i in range(5_000)))
     script = """
 import os, pathlib, signal, sys
-from relpos.translation.corpora import Source, readers, table
+from relpos.translation.corpora import Source, corpus_cache, readers
 def killed(*args):
     for number, pair in enumerate(readers.read_tsv(*args)):
         if number == 3_000:
             os.kill(os.getpid(), signal.SIGKILL)
         yield pair
-table.read_tsv = killed
-table.read_corpus(Source(tsv=sys.argv[1]), "en", "de", pathlib.Path(sys.argv[2]))
+corpus_cache.read_tsv = killed
+corpus_cache.read_corpus(Source(tsv=sys.argv[1]), "en", "de", pathlib.Path(sys.argv[2]))
 """
     killed = subprocess.run(
         [sys.executable, "-c", script, str(path), str(tmp_path / "cache")], capture_output=True
@@ -189,7 +189,7 @@ def test_a_folder_is_no_file(tmp_path, failure):
 def test_unequal_files_are_told_with_both_counts(tmp_path, failure, source, target):
     files = _write(tmp_path / "en", "a\n" * source), _write(tmp_path / "de", "b\n" * target)
     message = (
-        f"{files[0]} has {source} lines and {files[1]} has {target}; line-aligned files need equally many"
+        f"{files[0]} has {source} lines and {files[1]} has {target}; line-aligned files need the same number"
     )
     assert failure(files=files).startswith(message)
 
@@ -258,7 +258,7 @@ def test_text_that_begins_like_another_kind_is_text(tmp_path, read, text):
 
 def test_bytes_that_are_no_text_are_told_without_iconv(tmp_path, failure):
     message = failure(tsv=_write(tmp_path / "a.tsv", b"one\teins\n\x00\x01\xff\n"))
-    assert message.endswith("byte 0xff at byte offset 11; it is UTF-16 without its mark, or no text.")
+    assert "byte 0xff at byte offset 11; it is UTF-16 without a byte-order mark, or not text." in message
 
 
 def test_a_line_without_tab_is_told(tmp_path, failure):
@@ -281,10 +281,10 @@ def test_bad_json_is_told_with_line_and_column(tmp_path, failure):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("[" * 100_000, "is nested too deep; each line must be one flat object."),
-        ('{"a":' * 100_000, "is nested too deep"),
-        ("[" * 100_000 + "]" * 100_000, "is nested too deep"),
-        ('{"source": ' + "9" * 5_000 + "}", "has a number of too many digits; shorten it, or make it text."),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"a":' * 100_000, "is nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "is nested too deeply"),
+        ('{"source": ' + "9" * 5_000 + "}", "has a number with too many digits"),
         (
             '{"a": ' * 600 + "1" + "}" * 600,
             "has no field 'source'; it has a, a.a, a.a.a, a.a.a.a, a.a.a.a.a.",
@@ -303,7 +303,7 @@ def test_json_that_costs_too_much_is_told_with_its_line(tmp_path, failure, line,
 )
 def test_json_that_is_no_object_is_told(tmp_path, failure, record, kind):
     path = _write_jsonl(tmp_path / "a.jsonl", record)
-    assert f"{path} line 1 is not a JSON object but {kind};" in failure(jsonl=path)
+    assert f"{path} line 1 must be a JSON object; got {kind}." in failure(jsonl=path)
 
 
 def test_a_missing_field_is_told_with_the_nearest(tmp_path, failure):
@@ -311,14 +311,14 @@ def test_a_missing_field_is_told_with_the_nearest(tmp_path, failure):
     message = failure(jsonl=path, fields=["translaton.en", "translation.de"])
     assert message == (
         f"{path} line 1 has no field 'translaton.en'; the nearest is 'translation.en'. "
-        "Call them source and target, or name the two in a recipe, for example fields: [en, de]."
+        "Call the fields source and target, or name them with fields, for example fields: [en, de]."
     )
     assert "has no field 'source'; it has translation, translation.en, translation.de." in failure(jsonl=path)
 
 
 def test_a_field_without_text_is_told(tmp_path, failure):
     path = _write_jsonl(tmp_path / "a.jsonl", {"source": "a", "target": None})
-    assert f"{path} line 1: field 'target' must hold text and holds null;" in failure(jsonl=path)
+    assert f"{path} line 1: field 'target' must be text; got null." in failure(jsonl=path)
 
 
 def test_a_truncated_gzip_is_told(tmp_path, failure):
@@ -332,7 +332,7 @@ def test_a_truncated_gzip_is_told(tmp_path, failure):
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_an_empty_corpus_is_told(tmp_path, failure, content):
     path = _write(tmp_path / "a.tsv", content)
-    assert failure(tsv=path) == f"the corpus tsv: {path} has no pair in it; check that it is the right one."
+    assert f"the corpus tsv: {path} has no pair;" in failure(tsv=path)
 
 
 def test_a_stream_is_read_as_a_file_and_stays_open():
@@ -349,9 +349,7 @@ def test_a_stream_is_read_as_a_file_and_stays_open():
 
 def test_a_cache_that_is_a_file_is_told(tmp_path):
     path = _write(tmp_path / "a.tsv", "a\tb\n")
-    with pytest.raises(
-        InputError, match=r"the cache folder .*a.tsv cannot be made: File exists; choose another one"
-    ):
+    with pytest.raises(InputError, match=r"the cache folder .*a.tsv cannot be created: File exists"):
         read_corpus(Source(tsv=path), "en", "de", path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from relpos.translation.corpora import read_arrived, read_lines, textfile
+from relpos.translation.corpora import read_arrived, read_lines, text_lines
 from relpos.translation.errors import InputError
 
 
@@ -157,7 +157,7 @@ def test_a_line_on_a_pipe_is_there_before_the_next_is_written(in_time, end, is_p
 
 
 def test_a_file_is_read_in_large_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textfile, "_BLOCK", 64)
+    monkeypatch.setattr(text_lines, "_BLOCK", 64)
     path = tmp_path / "text"
     path.write_bytes(b"line\n" * 1000)
     sizes = [len(lines) for lines in read_arrived(path, at_once=300)]

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 @contextmanager
-def open_whole(path: Path) -> Iterator[TextIO]:
+def open_atomic(path: Path) -> Iterator[TextIO]:
     """A file to write UTF-8 text to; it takes the place of what is at `path` when the block ends well.
 
     A symbolic link stays one, and what it points to is replaced; the permissions of what is replaced stay.
@@ -50,20 +50,20 @@ def open_whole(path: Path) -> Iterator[TextIO]:
         raise
 
 
-def write_text_whole(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str) -> None:
     """Write `text` to `path`, UTF-8; a kill or a full disk leaves there what was there before.
 
     Raises:
         OSError: it cannot be written; names `path`.
     """
     try:
-        with open_whole(path) as file:
+        with open_atomic(path) as file:
             file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_folder_whole(
+def write_folder_atomic(
     folder: Path, write: Callable[[Path], object], is_ours: Callable[[Path], bool] = lambda path: True
 ) -> None:
     """Let `write` fill a new folder and put it in the place of `folder`; all or nothing.
@@ -99,7 +99,7 @@ def write_folder_whole(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def show_folder(folder: Path, to: Path) -> None:
+def link_folder(folder: Path, to: Path) -> None:
     """Link every file of `folder` in `to`, where others may be written beside them."""
     for path in folder.rglob("*"):
         place = to / path.relative_to(folder)

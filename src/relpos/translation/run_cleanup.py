@@ -6,8 +6,8 @@ Whatever else a person put there stays.
 import re
 from pathlib import Path
 
+from relpos.translation.atomic_files import remove_drafts
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, sealed_names
-from relpos.translation.files import remove_drafts
 
 # the folder of tables in a run's cache
 TABLES = "relpos-tables"
