@@ -311,7 +311,7 @@ def test_a_missing_field_is_told_with_the_nearest(tmp_path, failure):
     message = failure(jsonl=path, fields=["translaton.en", "translation.de"])
     assert message == (
         f"{path} line 1 has no field 'translaton.en'; the nearest is 'translation.en'. "
-        "Call the fields source and target, or name them with fields, for example fields: [en, de]."
+        "Name the two fields, for example fields: [en, de] in a recipe, or --fields en,de."
     )
     assert "has no field 'source'; it has translation, translation.en, translation.de." in failure(jsonl=path)
 

@@ -101,7 +101,7 @@ def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
         if not isinstance(value, Mapping) or part not in value:
             raise InputError(
                 f"{where} has no field {field!r}{nearest(field, _names(record))}. "
-                "Call the fields source and target, or name them with fields, for example fields: [en, de]."
+                "Name the two fields, for example fields: [en, de] in a recipe, or --fields en,de."
             )
         value = value[part]
     return value
