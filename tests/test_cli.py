@@ -112,7 +112,7 @@ def test_more_hypotheses_than_beams_are_refused(fault: Callable[..., str], numbe
 
 
 def test_lengths_that_do_not_rise_are_refused(fault: Callable[..., str], numbers_run: Path) -> None:
-    assert "--lengths takes rising" in fault(2, "evaluate", numbers_run, "--lengths", "5,3")
+    assert "--lengths must be rising" in fault(2, "evaluate", numbers_run, "--lengths", "5,3")
 
 
 def test_unknown_experiment_lists_those_there_are(fault: Callable[..., str], tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_folder_without_model_is_told(fault: Callable[..., str], tmp_path: Path)
 
 def test_model_of_another_kind_is_told(fault: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "not a relpos model, its model_type is 'bert'" in fault(1, "translate", tmp_path)
+    assert "model_type must be 'relpos'; got 'bert'" in fault(1, "translate", tmp_path)
 
 
 @pytest.mark.parametrize("with_seal", [True, False])

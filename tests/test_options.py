@@ -119,17 +119,17 @@ def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("translate m --temperature 2", "--temperature changes nothing without --sample"),
-        ("translate m --temperature 1", "--temperature changes nothing without --sample"),
-        ("translate m --seed 0", "--seed changes nothing without --sample"),
-        ("translate m --sample --beams 4", "--sample draws each token and keeps no beams; leave out --beams"),
+        ("translate m --temperature 2", "--temperature has no effect without --sample"),
+        ("translate m --temperature 1", "--temperature has no effect without --sample"),
+        ("translate m --seed 0", "--seed has no effect without --sample"),
+        ("translate m --sample --beams 4", "--sample does not use beams; omit --beams"),
         (
             "translate m --sample --length-penalty 1",
-            "--length-penalty changes nothing with one beam or --sam",
+            "--length-penalty has no effect with one beam or --sam",
         ),
-        ("translate m --beams 1 --length-penalty 1", "--length-penalty changes nothing with one beam"),
-        ("evaluate m --beams 1 --length-penalty 1", "--length-penalty changes nothing with one beam"),
-        ("translate m --sample --n-best 2", "--n-best gives several translations a line; add --json."),
+        ("translate m --beams 1 --length-penalty 1", "--length-penalty has no effect with one beam"),
+        ("evaluate m --beams 1 --length-penalty 1", "--length-penalty has no effect with one beam"),
+        ("translate m --sample --n-best 2", "--n-best gives several translations of a line; add --json."),
         ("translate m --sample --temperature 1e-40", "--temperature must be from 0.001 to 1000; got 1e-40."),
         ("translate m --sample --temperature 0", "--temperature must be from 0.001 to 1000; got 0.0."),
         ("translate m --sample --temperature -1", "--temperature must be from 0.001 to 1000; got -1.0."),
@@ -185,7 +185,7 @@ def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(
     monkeypatch.setattr(cli, "_search", with_one_beam)
     for command in ("translate", "evaluate"):
         assert run([command, str(small_run), "--length-penalty", "1"]) == 2
-        assert "--length-penalty changes nothing with one beam" in capsys.readouterr().err
+        assert "--length-penalty has no effect with one beam" in capsys.readouterr().err
 
 
 # help
@@ -261,7 +261,7 @@ def test_a_closed_stream_is_told_where_it_is_needed(
 @pytest.mark.parametrize(
     ("arguments", "saved", "told"),
     [
-        (["train", "numbers"], True, "the state is in run/checkpoint-3; go on with --resume."),
+        (["train", "numbers"], True, "the state is in run/checkpoint-3; continue with --resume."),
         (["train", "numbers"], False, "nothing was saved yet; run the same command again."),
         (["reproduce", "demo"], True, "the state is in run/checkpoint-3; run the same command again."),
         (["reproduce", "demo"], False, "nothing was saved yet; run the same command again."),
@@ -288,7 +288,7 @@ def test_who_stops_a_command_is_told_how_it_goes_on(
     ("arguments", "told"),
     [
         ("train numbers", "relpos: stopped."),
-        ("reproduce demo", "relpos: stopped; run the same command again to go on."),
+        ("reproduce demo", "relpos: stopped; run the same command again to continue."),
     ],
 )
 def test_an_interrupt_outside_of_training_is_told_too(
@@ -347,9 +347,7 @@ def test_an_experiment_without_its_data_says_how_to_name_their_folder(
     fault: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = (
-        "relpos: multi30k needs {}, looked for in {}; name the folder that holds them: --data.folder FOLDER."
-    )
+    told = "relpos: multi30k needs {} in {}; give the right folder with --data.folder FOLDER."
     first, *others = [f"multi30k.en-de.{part}.tsv.gz" for part in ("train", "val", "test_2016")]
     assert fault(1, "reproduce", "multi30k", "--out", "out") == told.format(
         f"{first} and 2 more files", tmp_path

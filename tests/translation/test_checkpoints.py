@@ -178,7 +178,7 @@ def test_a_damaged_seal_is_told(sealed, content) -> None:
     (sealed / "seal.json").write_text(content)
     assert refusal(sealed) == (
         f"{sealed / 'seal.json'}: the file is damaged. Copy or train the model again, or remove this file "
-        "and make a new one with relpos seal."
+        "and create a new one with relpos seal."
     )
 
 
@@ -229,7 +229,7 @@ def test_tables_that_the_configuration_lacks_are_unknown(unsealed) -> None:
     [
         (
             {"format": FORMAT + 1},
-            f"this checkpoint has format {FORMAT + 1}; this relpos knows up to {FORMAT}.",
+            f"format must be at most {FORMAT}; got {FORMAT + 1}.",
         ),
         ({"num_heads": 3}, "num_heads must divide d_model = 16; got 3."),
         ({"d_model": "wide"}, "d_model must be a whole number from 1 to 1,048,576; got 'wide'."),
@@ -250,7 +250,7 @@ def test_a_damaged_configuration_is_told(unsealed, content) -> None:
 @pytest.mark.parametrize("kind", ["bert", None])
 def test_another_kind_of_model_is_refused(unsealed, kind) -> None:
     change_config(unsealed, model_type=kind)
-    assert refusal(unsealed) == f"{unsealed}: not a relpos model, its model_type is {kind!r}."
+    assert refusal(unsealed) == f"{unsealed}: model_type must be 'relpos'; got {kind!r}."
 
 
 def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> None:
@@ -409,5 +409,5 @@ def test_models_with_different_weights_are_not_averaged(tmp_path) -> None:
     for i, weights in enumerate(({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)})):
         (tmp_path / str(i)).mkdir()
         save_file(weights, tmp_path / str(i) / "model.safetensors")
-    with pytest.raises(ValueError, match=r"must hold the same weights; .*1 differs in b\.$"):
+    with pytest.raises(ValueError, match=r"must have the same weights; .*1 differs in b\.$"):
         average_weights([tmp_path / "0", tmp_path / "1"])

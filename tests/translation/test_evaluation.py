@@ -97,7 +97,7 @@ def test_exact_is_a_share_and_white_space_at_the_ends_does_not_count() -> None:
 )
 def test_unequally_many_or_none_are_refused(hypotheses, references) -> None:
     told = (
-        f"^hypotheses and references must be equally many and not none; got {len(hypotheses)} and "
+        f"^hypotheses and references must have the same length > 0; got {len(hypotheses)} and "
         rf"{len(references)}\.$"
     )
     with pytest.raises(ValueError, match=told):
@@ -106,7 +106,7 @@ def test_unequally_many_or_none_are_refused(hypotheses, references) -> None:
 
 def test_lengths_and_segments_must_be_equally_many() -> None:
     with pytest.raises(
-        ValueError, match=r"^lengths, hypotheses and references must be equally many; got 2, 1 and 1\.$"
+        ValueError, match=r"^lengths, hypotheses and references must have the same length; got 2, 1 and 1\.$"
     ):
         score_by_length([1, 2], ["a"], ["a"], (5,))
 

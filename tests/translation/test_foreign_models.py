@@ -169,7 +169,7 @@ def test_weights_that_are_not_finite_are_refused(foreign, value, dtype) -> None:
 
     change_weights(foreign, spoil)
     told = refusal(foreign)
-    assert "not finite (NaN or infinite): 'decoder.layers.0.linear2.bias'; training had gone wrong" in told
+    assert "not finite (NaN or infinite): decoder.layers.0.linear2.bias; the training diverged" in told
     with pytest.raises(ValueError, match="not finite"):
         AutoModelForSeq2SeqLM.from_pretrained(foreign)
 
@@ -181,12 +181,15 @@ def test_finite_weights_load_though_their_sum_is_infinite(foreign) -> None:
 
 def test_weights_of_integers_are_refused(foreign) -> None:
     change_weights(foreign, lambda found: found.update({"shared.weight": found["shared.weight"].int()}))
-    assert "weights of other types than ('F64', 'F32', 'F16', 'BF16'): 'shared.weight'" in refusal(foreign)
+    assert (
+        "the type of weights must be one of ('F64', 'F32', 'F16', 'BF16'); got others in shared.weight"
+        in refusal(foreign)
+    )
 
 
 def test_a_header_that_claims_much_is_not_read(foreign) -> None:
     (foreign / WEIGHTS).write_bytes((2**40).to_bytes(8, "little") + b"{}")
-    assert "its header would have 1,099,511,627,776 bytes" in refusal(foreign)
+    assert "got 1,099,511,627,776" in refusal(foreign)
 
 
 def test_a_model_can_be_saved_over_the_files_it_came_from(foreign) -> None:
@@ -266,7 +269,7 @@ def test_settings_that_choose_another_search_are_ignored_with_a_warning(foreign)
     others = {"prompt_lookup_num_tokens": 3, "num_return_sequences": 10**6, "custom_generate": "someone/code"}
     change(foreign, "generation_config.json", num_beams=3, length_penalty=0.25, **others)
     with pytest.warns(
-        RelposWarning, match="generation_config.json: settings that relpos does not take"
+        RelposWarning, match="generation_config.json: settings that relpos does not support"
     ) as told:
         settings = load_model(foreign)[0].generation_config
     assert all(name in str(told[0].message) for name in others)
@@ -347,7 +350,7 @@ def test_replacements_that_multiply_a_text_are_refused(foreign) -> None:
     double = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 20}
     content["normalizer"] = {"type": "Sequence", "normalizers": [double] * 3}
     (foreign / "tokenizer.json").write_text(json.dumps(content))
-    assert "its replacements make a text over 4,096 times as long" in refusal(foreign)
+    assert "replacements must lengthen a text at most 4,096 times" in refusal(foreign)
 
 
 def test_padding_that_a_tokenizer_brings_along_is_not_done(foreign) -> None:

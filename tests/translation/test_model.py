@@ -138,7 +138,7 @@ def test_every_norm_and_tying_trains(norm_first, tied) -> None:
         ({"relative_max_distance": [2, -1]}, r"relative_max_distance must be at least 0; got \[2, -1\]"),
         (
             {"format": FORMAT + 1},
-            f"has format {FORMAT + 1}; this relpos knows up to {FORMAT}. Upgrade relpos",
+            f"format must be at most {FORMAT}; got {FORMAT + 1}. Upgrade relpos",
         ),
     ],
 )
@@ -378,7 +378,7 @@ def test_learned_positions_end_with_their_sentence_and_relative_ones_do_not_end(
     for source, target, last in ((33, 1, 32), (1, 40, 39)):
         with pytest.raises(
             ValueError,
-            match=rf"^learned absolute positions end at max_positions = 32; got position {last}\. Shorten",
+            match=rf"^positions must be below max_positions = 32, .*; got position {last}\. Shorten",
         ):
             learned(tokens(1, source), decoder_input_ids=tokens(1, target))
     # what the command line prints as one line, when it is a validation pair that is too long
@@ -598,7 +598,7 @@ def test_outputs_that_a_caller_asks_for_in_vain_are_refused_with_what_to_do_inst
         with pytest.raises(
             TypeError,
             match=r"^output_attentions must be False, since attention is not among the outputs; got True\. "
-            r"Look at it with relpos\.inspection\.observe\.$",
+            r"Use relpos\.inspection\.observe\.$",
         ):
             call(tokens(2, 3), output_attentions=True)
     for name in ("output_attentions", "output_hidden_states"):

@@ -1,6 +1,6 @@
-"""The model's configuration: every row of the paper's tables 1 to 3 is one setting of it.
+"""The model's configuration, which covers every row of the paper's tables 1 to 3.
 
-A configuration may come from a stranger: every key has a type and bounds, and unknown ones have no effect.
+A configuration may be untrusted: every key has a type and bounds, and unknown keys have no effect.
 """
 
 import warnings
@@ -26,8 +26,8 @@ from relpos.translation.validators import (
     text,
 )
 
-FORMAT = 1  # raised when the meaning of a weight or a setting changes
-MOST = 2**20  # subwords, widths, positions, distances: far beyond any model, and cheap to multiply
+FORMAT = 1  # raise it when the meaning of a weight or a setting changes
+MOST = 2**20  # of subwords, widths, positions and distances; far beyond any model, and products stay small
 _MOST_LAYERS = 1000
 _MOST_LABELS = 1000
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -43,7 +43,7 @@ _RULES: dict[str, Rule] = {
     "absolute_positions": one_of("none", "sinusoidal", "learned"),
     "activation": one_of("relu", "gelu", "silu"),
     "use_cache": optional(boolean()),
-    # transformers' own; what would choose another model or other outputs is refused
+    # settings of transformers; those that select another model or other outputs are refused
     "is_encoder_decoder": one_of(True),
     "model_type": one_of("relpos"),
     "dtype": Rule(
@@ -65,7 +65,7 @@ _RULES: dict[str, Rule] = {
     "name_or_path": Rule("a name or a path", lambda value: isinstance(value, (str, PathLike))),
 }
 _RULES["torch_dtype"] = _RULES["dtype"]
-# keys of transformers that are no fields and are taken, and those that are known and of no use here
+# keys of transformers, which are not fields: those that are used, and those that are ignored
 _TAKEN = (
     *("torch_dtype", "num_labels", "name_or_path"),
     *("output_attentions", "attn_implementation", "experts_implementation"),
@@ -74,29 +74,29 @@ _KNOWN = ("model_type", "_name_or_path", "_commit_hash")
 
 
 class RelposConfig(PreTrainedConfig):
-    """Configuration of an encoder-decoder with relative or absolute positions, or both, or neither.
+    """Configuration of an encoder-decoder with relative positions, absolute positions, both or none.
 
     Args:
         vocab_size: subwords, shared by both languages.
         d_model, encoder_layers, decoder_layers, num_heads, d_ff: sizes; num_heads divides d_model.
-        dropout: on embeddings and on what each block adds.
-        attention_dropout, activation_dropout: on attention weights, inside the feed-forward network.
+        dropout: of embeddings and of the output of each block.
+        attention_dropout, activation_dropout: of attention weights, and inside the feed-forward network.
         activation: "relu", "gelu" or "silu".
         norm_first: layer normalisation before each block and once at the end, or after each block.
         absolute_positions: "none", "sinusoidal" or "learned".
-        max_positions: rows of a learned table, tokens; read only with "learned".
+        max_positions: rows of the table of learned positions, tokens; used only with "learned".
         relative_max_distance: k, [left, right], or None for no relative positions. The decoder never
             looks right, so its tables hold the left rows and distance 0 only.
-        relative_keys, relative_values: whether distances act on keys (eq. 4) and values (eq. 3).
+        relative_keys, relative_values: whether to add relative positions to keys (eq. 4) and values (eq. 3).
         relative_per_head: a table per head (the paper's base model) or one per layer (its big one).
-        label_smoothing: of the training loss; not applied in evaluation mode.
+        label_smoothing: of the training loss; unused in evaluation mode.
 
-    Settings of transformers are checked too: an attention implementation, which could name a kernel to be
-    downloaded, is refused. Unknown ones are ignored with a warning, as later versions may write more.
+    Settings of transformers are checked too: an attention implementation is refused, since it could name a
+    kernel to download. Unknown settings, as later versions may write, are ignored with a warning.
 
     Raises:
-        ValueError: a setting outside its type, bounds or choices, or a checkpoint of a newer format.
-        TypeError: relative_max_distance is neither of its kinds.
+        ValueError: a setting has a wrong type or value, or the format is newer than this relpos.
+        TypeError: relative_max_distance has a wrong type.
     """
 
     model_type = "relpos"
@@ -149,12 +149,9 @@ class RelposConfig(PreTrainedConfig):
         super().__post_init__(**{name: kwargs[name] for name in _TAKEN if name in kwargs})
 
     def check(self) -> None:
-        """Raise what the class says, for settings that were changed too."""
+        """Check all settings, including those changed after construction. Raises: as the class."""
         if type(self.format) is int and self.format > FORMAT:
-            raise ValueError(
-                f"this checkpoint has format {shown(self.format)}; this relpos knows up to {FORMAT}. "
-                "Upgrade relpos."
-            )
+            raise ValueError(f"format must be at most {FORMAT}; got {shown(self.format)}. Upgrade relpos.")
         check(vars(self), _RULES | {"format": integer(1, FORMAT)})
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
@@ -185,7 +182,7 @@ _DISTANCE = optional(either(_INTEGER, list_of(_INTEGER, 2, 2)))
 
 
 def token_rules(vocab_size: int) -> dict[str, Rule]:
-    """What ids of special tokens must be, in a configuration and in generation_config.json."""
+    """The rules for ids of special tokens, in a configuration and in generation_config.json."""
     inside = integer(0, vocab_size - 1)
     return {
         "pad_token_id": inside,

@@ -1,4 +1,4 @@
-"""generation_config.json of a model: settings of the search, checked; none chooses another search."""
+"""Reads generation_config.json of a model: the settings of the search, after checks."""
 
 import warnings
 from pathlib import Path
@@ -23,7 +23,7 @@ from relpos.translation.validators import (
 
 _NAME = "generation_config.json"
 _MOST_TOKENS = 2**20
-_MOST_BEAMS = 1000  # of a file; --beams goes up to the vocabulary
+_MOST_BEAMS = 1000  # in a file; --beams may be as large as the vocabulary
 
 _RULES: dict[str, Rule] = {
     "do_sample": boolean(),
@@ -41,20 +41,20 @@ _RULES: dict[str, Rule] = {
     # the model has no such outputs
     **dict.fromkeys(("output_attentions", "output_hidden_states"), one_of(False)),
 }
-# what transformers writes in any case and is of no use here
+# keys that transformers always writes and relpos does not use
 _KNOWN = ("transformers_version",)
 
 
 def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationConfig:
-    """How `generate` searches where the caller does not say.
+    """The defaults of `generate`.
 
-    These keys are taken: num_beams, length_penalty, early_stopping, the limits of length, do_sample,
+    These keys are used: num_beams, length_penalty, early_stopping, the limits of length, do_sample,
     temperature, top_k, top_p, repetition_penalty, no_repeat_ngram_size, use_cache and the ids of special
-    tokens, which default to those of `config`. All others, which could name another search or code of its
-    own, are ignored, with a warning where they are set.
+    tokens, which default to those of `config`. All others, which could select another search or custom
+    code, are ignored, with a warning if they are set.
 
     Raises:
-        ModelFolderError: a value outside its type or bounds; names the file and the key.
+        ModelFolderError: a value has a wrong type or is out of range; names the file and the key.
     """
     path = folder / _NAME
     given = read_object(path) if path.exists() or path.is_symlink() else {}
@@ -68,7 +68,7 @@ def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationCo
         ignored = [name for name in given if name not in rules and name not in _KNOWN and given[name]]
         if ignored:
             warnings.warn(
-                f"{path}: settings that relpos does not take are ignored: {list_names(ignored)}.",
+                f"{path}: settings that relpos does not support are ignored: {list_names(ignored)}.",
                 RelposWarning,
                 stacklevel=2,
             )

@@ -82,7 +82,7 @@ def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InputError(
-            f"{folder}: another process{_holder(folder)} works in this {kind}. Wait until it ends, or stop it."
+            f"{folder}: another process{_holder(folder)} uses this {kind}. Wait until it ends, or stop it."
         ) from None
     except OSError as error:
         raise InputError(

@@ -24,7 +24,7 @@ _CLAUSE_END = regex.compile(r"\p{SB=SContinue}(?= )|[\u3001\uff0c\uff1b\uff1a]")
 _WORD_END = regex.compile(r"(?= )")
 
 
-def cut(text: str, longest: int, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+def split_text(text: str, longest: int, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """Split a normalised text into sentences, and long sentences into pieces.
 
     A piece has at most `longest` subwords, including the end token. It ends at a clause mark near the middle

@@ -92,7 +92,7 @@ def _check_growth(path: Path, content: dict[str, Any]) -> None:
         growth *= 1 + max((len(text) for text in texts if isinstance(text, str)), default=0)
         if growth > _MOST_GROWTH:
             raise ModelFolderError(
-                f"{path}: its replacements must lengthen a text at most {_MOST_GROWTH:,} times. Do not use it."
+                f"{path}: replacements must lengthen a text at most {_MOST_GROWTH:,} times. Do not use it."
             )
 
 
