@@ -10,32 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_checkpoints import TEXTS, VOCABULARY, change_config, change_weights, refusal, small_model
+from test_checkpoints import VOCABULARY, change_config, change_weights, refusal, small_model
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 
 from relpos.cli import run
-from relpos.translation.checkpoints import save_sealed
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError, ModelFolderError, RelposWarning, UsageError
 from relpos.translation.generation import Search, Translator
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.tokenizer import train_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A sealed folder that nobody may change."""
-    folder = tmp_path_factory.mktemp("foreign") / "model"
-
-    def write(draft: Path) -> None:
-        small_model().save_pretrained(draft)
-        train_tokenizer(TEXTS, VOCABULARY).save_pretrained(draft)
-
-    save_sealed(folder, write)
-    return folder
 
 
 @pytest.fixture

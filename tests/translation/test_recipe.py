@@ -434,7 +434,7 @@ def test_python_tags_in_yaml_are_refused_and_not_run(written, tmp_path) -> None:
 def test_an_override_reaches_its_key(written, override, read, value) -> None:
     path = written(yaml.safe_dump(SMALLEST))
     if override.endswith("[b"):
-        with pytest.raises(UsageError, match="no regular expression"):
+        with pytest.raises(UsageError, match="not a regular expression"):
             load_recipe(path, [override])
     else:
         assert read(load_recipe(path, [override])) == value

@@ -7,29 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_checkpoints import TEXTS, VOCABULARY, change_config, change_weights, cut, flip, refusal, small_model
+from test_checkpoints import change_config, change_weights, cut, flip, refusal, small_model
 
 from relpos.cli import run
 from relpos.translation import checkpoints
-from relpos.translation.checkpoints import changes, save_sealed, seal, verify
+from relpos.translation.checkpoints import changes, seal, verify
 from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.loading import check_seal, load_model, seal_model
-from relpos.translation.tokenizer import train_tokenizer
 
 LARGE = 3 * 2**20  # bytes; a file that is not compared whole on load
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A sealed folder that nobody may change."""
-    folder = tmp_path_factory.mktemp("seals") / "model"
-
-    def write(draft: Path) -> None:
-        small_model().save_pretrained(draft)
-        train_tokenizer(TEXTS, VOCABULARY).save_pretrained(draft)
-
-    save_sealed(folder, write)
-    return folder
 
 
 @pytest.fixture

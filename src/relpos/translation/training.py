@@ -107,9 +107,7 @@ def _train(
         )
     first_step = 0 if open_run.format == 1 else 1
     if not first_step:
-        report(
-            "this run was begun by an earlier relpos and keeps its schedule, whose first update has rate 0"
-        )
+        report("this run was begun by an earlier relpos and keeps its schedule: the first rate is 0")
     with _noted_signals() as stopped:
         trainer = _make_trainer(recipe, prepared, model, run, stopped, first_step)
         if open_run.is_finished:
