@@ -81,7 +81,7 @@ def train(
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise InputError(
-                f"{run}: the reader of the progress closed the pipe, so training stopped. Continue: train with "
+                f"{run}: the reader of the progress closed the pipe. Training stopped; continue: train with "
                 "--resume, reproduce by the same command."
             ) from error
         if isinstance(error, FileNotFoundError | ConnectionError):
