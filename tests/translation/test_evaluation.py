@@ -173,7 +173,7 @@ def test_an_empty_source_is_in_a_bucket_too() -> None:
 
 
 def test_a_table_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="not none; got 0 and 0"):
+    with pytest.raises(ValueError, match="length > 0; got 0 and 0"):
         evaluate(Echo(), datasets.Dataset.from_dict({"source": [], "target": []}))
 
 
