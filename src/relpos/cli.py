@@ -325,7 +325,7 @@ def evaluate(
     beams: BeamsOption = None,
     length_penalty: PenaltyOption = None,
     lengths: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Upper edges of the length buckets, in words.")
+        str, typer.Option(metavar="N,N,N", help="Upper edges of the length buckets, in words.")
     ] = "5,10,20,40",
     hypotheses: Annotated[
         Path | None, typer.Option(parser=path_of, metavar="FILE", help="File for the translations.")
