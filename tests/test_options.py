@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relpos import cli
+from relpos import _options, cli
 from relpos.cli import run
 from relpos.translation import experiments
 from relpos.translation.errors import Interrupted
@@ -177,12 +177,12 @@ def test_the_ends_of_the_ranges_translate_with_finite_scores(
 def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(
     capsys: pytest.CaptureFixture[str], small_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search = cli._search
+    search = _options.make_search
 
     def with_one_beam(translator: object, beams: int | None, *rest: object, **others: object) -> Search:
         return search(translator, beams or 1, *rest, **others)
 
-    monkeypatch.setattr(cli, "_search", with_one_beam)
+    monkeypatch.setattr(cli, "make_search", with_one_beam)
     for command in ("translate", "evaluate"):
         assert run([command, str(small_run), "--length-penalty", "1"]) == 2
         assert "--length-penalty has no effect with one beam" in capsys.readouterr().err

@@ -407,7 +407,7 @@ def seal(
         bool, typer.Option("--check", help="Write nothing; compare every byte with the existing seal.")
     ] = False,
 ) -> None:
-    """Renew the seal of a model after an intended change, such as fine-tuning.
+    """Renew the seal of a model after an intended change, such as new training.
 
     The model is loaded first, so that a broken model is not sealed.
     """
