@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relpos import cli
-from relpos._tables import print_comparison
+from relpos._console_tables import print_comparison
 from relpos.cli import run
 from relpos.translation.generation import Hypothesis, Translator
 
@@ -64,7 +64,7 @@ def test_unknown_recipe_lists_those_there_are(fault, tmp_path) -> None:
 
 
 def test_lengths_that_do_not_rise_are_refused(fault, numbers_run) -> None:
-    assert "--lengths takes rising" in fault(2, "evaluate", numbers_run, "--lengths", "5,3")
+    assert "--lengths must be rising" in fault(2, "evaluate", numbers_run, "--lengths", "5,3")
 
 
 def test_unknown_experiment_lists_those_there_are(fault, tmp_path) -> None:

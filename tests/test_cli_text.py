@@ -135,9 +135,9 @@ def test_samples_of_a_seed_do_not_depend_on_when_lines_arrive(translate, model) 
 
 
 def test_long_lines_give_one_warning_for_the_whole_input_with_the_line_in_it(translate, monkeypatch) -> None:
-    from relpos.translation.corpora import textfile
+    from relpos.translation.corpora import text_lines
 
-    monkeypatch.setattr(textfile, "_BLOCK", 200)
+    monkeypatch.setattr(text_lines, "_BLOCK", 200)
     long = " ".join(["cat dog"] * 20)
     code, lines, errors = translate("--sample", stdin=joined(["red", "blue", long, "cat", long, long]))
     assert (code, len(lines)) == (0, 6)

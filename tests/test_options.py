@@ -103,13 +103,13 @@ def test_a_recipe_is_printed_with_the_keys_that_are_given(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("translate m --temperature 2", "--temperature changes nothing without --sample"),
-        ("translate m --seed 0", "--seed changes nothing without --sample"),
-        ("translate m --sample --beams 4", "--sample draws each token and keeps no beams; leave out --beams"),
-        ("translate m --sample --length-penalty 1", "--length-penalty changes nothing with one beam or --s"),
-        ("translate m --beams 1 --length-penalty 1", "--length-penalty changes nothing with one beam"),
-        ("evaluate m --beams 1 --length-penalty 1", "--length-penalty changes nothing with one beam"),
-        ("translate m --sample --n-best 2", "--n-best gives several translations a line; add --json."),
+        ("translate m --temperature 2", "--temperature has no effect without --sample"),
+        ("translate m --seed 0", "--seed has no effect without --sample"),
+        ("translate m --sample --beams 4", "--sample does not use beams; omit --beams"),
+        ("translate m --sample --length-penalty 1", "--length-penalty has no effect with one beam or --s"),
+        ("translate m --beams 1 --length-penalty 1", "--length-penalty has no effect with one beam"),
+        ("evaluate m --beams 1 --length-penalty 1", "--length-penalty has no effect with one beam"),
+        ("translate m --sample --n-best 2", "--n-best gives several translations of a line; add --json."),
         ("translate m --sample --temperature 1e-40", "--temperature must be from 0.001 to 1000; got 1e-40."),
         ("translate m --sample --temperature 0", "--temperature must be from 0.001 to 1000; got 0.0."),
         ("translate m --sample --temperature nan", "--temperature must be from 0.001 to 1000; got nan."),
@@ -152,10 +152,10 @@ def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(capsys, sma
     def with_one_beam(translator: object, beams: int | None, *rest: object, **others: object) -> Search:
         return search(translator, beams or 1, *rest, **others)
 
-    monkeypatch.setattr(cli, "_search", with_one_beam)
+    monkeypatch.setattr(cli, "make_search", with_one_beam)
     for command in ("translate", "evaluate"):
         assert run([command, str(small_run), "--length-penalty", "1"]) == 2
-        assert "--length-penalty changes nothing with one beam" in capsys.readouterr().err
+        assert "--length-penalty has no effect with one beam" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", ["80", "50"])
@@ -177,7 +177,13 @@ def test_help_is_not_cut(capsys, monkeypatch, columns) -> None:
 @pytest.mark.parametrize(
     ("closed", "arguments", "code", "out", "told"),
     [
-        ("<&-", "translate MODEL", 1, "", "relpos: standard input is closed; name a file, or give it one.\n"),
+        (
+            "<&-",
+            "translate MODEL",
+            1,
+            "",
+            "relpos: standard input is closed; name a file, or redirect one to it.\n",
+        ),
         ("<&- >&- 2>&-", "translate MODEL TEXT -o OUT", 0, "", ""),
         (
             ">&-",
@@ -210,7 +216,10 @@ SAVED, UNSAVED = "the state is in run/checkpoint-3;", "nothing was saved yet; ru
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize(
     ("arguments", "more"),
-    [(["train", "numbers"], "go on with --resume."), (["reproduce", "demo"], "run the same command again.")],
+    [
+        (["train", "numbers"], "continue with --resume."),
+        (["reproduce", "demo"], "run the same command again."),
+    ],
 )
 def test_who_stops_a_command_is_told_how_it_goes_on(
     fault, monkeypatch, tmp_path, arguments, saved, more
@@ -231,7 +240,7 @@ def test_an_interrupt_outside_of_training_is_told_too(fault, monkeypatch, tmp_pa
 
     monkeypatch.setattr(cli, "_settle", stop)
     assert fault(130, "train", "numbers", "--out", tmp_path / "out") == "relpos: stopped."
-    told = "relpos: stopped; run the same command again to go on."
+    told = "relpos: stopped; run the same command again to continue."
     assert fault(130, "reproduce", "demo", "--out", tmp_path / "out") == told
 
 
@@ -269,9 +278,7 @@ def test_who_stops_a_command_while_it_is_loaded_gets_one_line(
 
 def test_an_experiment_without_its_data_says_how_to_name_their_folder(fault, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = (
-        "relpos: multi30k needs {}, looked for in {}; name the folder that holds them: --data.folder FOLDER."
-    )
+    told = "relpos: multi30k needs {} in {}; give the right folder with --data.folder FOLDER."
     first, *others = [f"multi30k.en-de.{part}.tsv.gz" for part in ("train", "val", "test_2016")]
     expected = told.format(f"{first} and 2 more files", tmp_path)
     assert fault(1, "reproduce", "multi30k", "--out", "out") == expected

@@ -1,45 +1,48 @@
-"""Options of the command: keys of a recipe as options, near names, combinations that mean nothing."""
+"""Options of the command: keys of a recipe as options, nearest names, options without effect."""
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
 from relpos.translation.errors import UsageError
-from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, TEMPERATURES
+
+if TYPE_CHECKING:
+    from relpos.translation.generation import Search, Translator
 
 _OVERRIDES = "relpos.overrides"
 
 
 class WithKeys(TyperCommand):
-    """A command that takes any key of a recipe as an option, `--training.updates 3`; see `overrides`."""
+    """A command that accepts every key of a recipe as an option, `--training.updates 3`; see `overrides`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the keys out, wherever they stand; the rest is parsed as always."""
+        """Remove the keys from the arguments, and parse the rest as usual."""
         rest, ctx.meta[_OVERRIDES] = _take_keys(args)
         return super().parse_args(ctx, rest)
 
 
 def overrides(context: typer.Context) -> list[str]:
-    """The keys that were given to a command `WithKeys`, each as `key.key=value`."""
+    """The keys given to a command `WithKeys`, each as `key.key=value`."""
     return context.meta[_OVERRIDES]
 
 
 def path_of(text: str) -> Path:
-    """A path that was given; an empty one, as of a variable that is not set, would be the working folder."""
+    """The path in an option; refuses an empty one, which would mean the working folder."""
     if not text:
         raise UsageError("a path is empty; name a file or a folder.")
     return Path(text)
 
 
-def told(error: typer.TyperException) -> str:
-    """What is wrong with the options, with the nearest option there is."""
-    # str() of it leaves out which option or argument
+def usage_message(error: typer.TyperException) -> str:
+    """The message of a usage error, with the nearest option for an unknown one."""
+    # str(error) does not name the option or argument
     message, name = error.format_message(), getattr(error, "option_name", None)
     if name is None or not message.startswith("No such option"):
-        # typer's values are checked by pydantic, in its words
+        # pydantic checks the values of options
         return message.replace("Input should be", "it must be").partition(", unable to")[0]
     context: Any = getattr(error, "ctx", None)
     command = context.command if context else None
@@ -47,7 +50,7 @@ def told(error: typer.TyperException) -> str:
     known = [option for option in known if option.startswith("--")]
     if isinstance(command, WithKeys):
         known += [f"--{key}" for key in _recipe_keys()]
-        # the last word of a key: --updates
+        # first the keys whose last word was given, as in --updates
         known.sort(key=lambda option: option.rpartition(".")[2] != name.lstrip("-"))
         near = known[:1] if known[0].endswith(f".{name.lstrip('-')}") else []
     else:
@@ -69,40 +72,58 @@ def check_search(
     n_best: int = 1,
     shows_scores: bool = False,
 ) -> None:
-    """Refuse options of a search that are out of range, or that another option leaves without effect.
+    """Check the options of a search.
 
     Raises:
-        UsageError: names the options.
+        UsageError: an option is out of range, or has no effect beside another one.
     """
     for name, value, (least, most) in (
         ("--temperature", temperature, TEMPERATURES),
         ("--length-penalty", length_penalty, LENGTH_PENALTIES),
     ):
-        # also false of NaN
+        # false for NaN too
         if value is not None and not least <= value <= most:
             raise UsageError(f"{name} must be from {least:g} to {most:g}; got {value}.")
     if n_best > 1 and not shows_scores:
-        raise UsageError("--n-best gives several translations a line; add --json.")
+        raise UsageError("--n-best gives several translations of a line; add --json.")
     if not sample:
         for name, given in (("--temperature", temperature), ("--seed", seed)):
             if given is not None:
-                raise UsageError(f"{name} changes nothing without --sample; add --sample, or leave it out.")
+                raise UsageError(f"{name} has no effect without --sample; add --sample, or omit {name}.")
     elif beams is not None:
-        raise UsageError("--sample draws each token and keeps no beams; leave out --beams or --sample.")
+        raise UsageError("--sample does not use beams; omit --beams or --sample.")
     check_penalty(length_penalty, is_beam_search=not sample and beams != 1, shows_scores=shows_scores)
 
 
 def check_penalty(length_penalty: float | None, *, is_beam_search: bool, shows_scores: bool) -> None:
-    """Refuse a length penalty where no hypotheses are compared and no score is shown. Raises: UsageError."""
+    """Refuse a length penalty if no hypotheses are compared and no score is shown. Raises: UsageError."""
     if length_penalty is not None and not is_beam_search and not shows_scores:
         raise UsageError(
-            "--length-penalty changes nothing with one beam or --sample, where hypotheses do not compete; "
-            "leave it out."
+            "--length-penalty has no effect with one beam or --sample, since no hypotheses are compared; "
+            "omit it."
         )
 
 
+def make_search(
+    translator: "Translator", beams: int | None, length_penalty: float | None, **others: Any
+) -> "Search":
+    """The search that the options ask for; the model's settings are the defaults. Raises: UsageError."""
+    from relpos.translation.generation import Search
+
+    saved = translator.model.generation_config
+    beams = beams or saved.num_beams or Search.beams
+    if length_penalty is None:
+        length_penalty = Search.length_penalty if saved.length_penalty is None else saved.length_penalty
+    try:
+        search = Search(beams=beams, length_penalty=length_penalty, **others)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    translator.check(search)
+    return search
+
+
 def _take_keys(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments without `--key.key value` and `--key.key=value`, and these as `key.key=value`."""
+    """The arguments other than `--key.key value` and `--key.key=value`, and those as `key.key=value`."""
     rest: list[str] = []
     found: list[str] = []
     waiting = iter(arguments)

@@ -1,7 +1,7 @@
 """The command `relpos`: text in, text out, progress on standard error.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 130 stopped by Ctrl-C (143 by SIGTERM). What went wrong is one
-line on standard error.
+Exit codes: 0 success, 1 failure, 2 wrong use, 130 stopped by Ctrl-C (143 by SIGTERM). An error is one line on
+standard error.
 """
 
 import ctypes
@@ -10,14 +10,13 @@ import json
 import os
 import shlex
 import signal
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -33,22 +32,30 @@ except ImportError as error:
         "relpos doctor runs without them."
     )
 
-from relpos._options import WithKeys, check_penalty, check_search, overrides, path_of, told
+from relpos._evaluation_data import field_names, length_edges, read_test_set
+from relpos._options import (
+    WithKeys,
+    check_penalty,
+    check_search,
+    make_search,
+    overrides,
+    path_of,
+    usage_message,
+)
 from relpos._streams import (
     check_apart,
     drop_unwritten,
     fail,
+    is_regular,
     named,
     one_line,
     open_closed_streams,
+    read_batches,
     say,
     warnings_as_lines,
     written,
 )
 from relpos.translation.errors import InputError, Interrupted, UsageError, first_line
-
-if TYPE_CHECKING:
-    from relpos.translation.generation import Search, Translator
 
 app = typer.Typer(
     help="Translate with relative position representations (Shaw, Uszkoreit and Vaswani, 2018).",
@@ -64,14 +71,26 @@ ModelArgument = Annotated[
 ]
 BeamsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Hypotheses kept at each step; 1 is greedy.  [default: the model's, 4]"),
+    typer.Option(
+        metavar="N", min=1, help="Beam size; 1 is greedy search.  [default: the model's setting, or 4]"
+    ),
 ]
 PenaltyOption = Annotated[
     float | None,
-    typer.Option(help="Exponent on the length that divides a score.  [default: the model's, 0.6]"),
+    typer.Option(
+        metavar="X", help="Scores are divided by length**X.  [default: the model's setting, or 0.6]"
+    ),
 ]
-BatchOption = Annotated[int, typer.Option(min=1, help="Source subwords translated at once.")]
+BatchOption = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Source subwords in a batch, padding included.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A YAML file, or a packaged recipe: messages, multi30k or numbers."
+    ),
+]
 
 
 def main() -> None:
@@ -86,35 +105,35 @@ def run(arguments: list[str]) -> int:
         with warnings_as_lines():
             result = app(arguments, prog_name="relpos", standalone_mode=False)
         if result == 128 + signal.SIGINT:
-            # what typer makes of Ctrl-C
+            # typer's exit code for Ctrl-C
             raise KeyboardInterrupt
         if sys.stdout is not None:
-            # what is still held back may fail, and is better told of here than at exit
+            # a failing flush is reported here; Python would report it at exit
             with named(None):
                 sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except typer.TyperException as error:
-        return fail(told(error), 2)
+        return fail(usage_message(error), 2)
     except UsageError as error:
         return fail(str(error), 2)
     except InputError as error:
         return fail(str(error), 1)
     except Interrupted as stop:
         where = f"the state is in {stop.checkpoint}" if stop.checkpoint else "nothing was saved yet"
-        # what `reproduce` has begun it goes on with by itself
+        # `reproduce` resumes without an option
         is_resumed = stop.checkpoint and arguments[:1] != ["reproduce"]
-        how = "go on with --resume" if is_resumed else "run the same command again"
+        how = "continue with --resume" if is_resumed else "run the same command again"
         return fail(f"stopped; {where}; {how}.", 128 + stop.signal)
     except (typer.Abort, KeyboardInterrupt):
-        how = "; run the same command again to go on" if arguments[:1] == ["reproduce"] else ""
+        how = "; run the same command again to continue" if arguments[:1] == ["reproduce"] else ""
         return fail(f"stopped{how}.", 128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         return fail(f'{error}. This command needs more packages: pip install "relpos[translate]"', 1)
     except ImportError as error:
-        # that of relpos.inspection, which names its extra
+        # relpos.inspection names its extra in the message
         return fail(str(error), 1)
     except (BrokenPipeError, SystemExit) as error:
-        # the reader of our output has left; typer and rich make a SystemExit of it
+        # the reader of our output has closed the pipe; typer and rich raise SystemExit then
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
         drop_unwritten()
@@ -143,25 +162,20 @@ def _options(
 @app.command(cls=WithKeys)
 def train(
     context: typer.Context,
-    recipe: Annotated[
-        str,
-        typer.Argument(help="A YAML file, or a recipe that comes with relpos: messages, multi30k, numbers."),
-    ],
+    recipe: RecipeArgument,
     out: Annotated[
         Path,
-        typer.Option(
-            parser=path_of, metavar="FOLDER", help="Folder of the run: checkpoints, logs, the model."
-        ),
+        typer.Option(parser=path_of, metavar="FOLDER", help="Folder of the run: checkpoints, logs, model."),
     ],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a translator as a recipe says.
+    """Train a translator from a recipe.
 
-    Any key of the recipe is an option too: --training.updates 1000 --model.dropout 0.3. Ctrl-C saves the
-    state and stops.
+    Every key of the recipe is also an option: --training.updates 1000 --model.dropout 0.3. Ctrl-C saves a
+    checkpoint and stops.
     """
     _settle()
     from relpos.translation.recipe import load_recipe
@@ -178,14 +192,11 @@ def train(
 @app.command(cls=WithKeys)
 def recipe(
     context: typer.Context,
-    name: Annotated[
-        str,
-        typer.Argument(help="A YAML file, or a recipe that comes with relpos: messages, multi30k, numbers."),
-    ] = "messages",
+    name: RecipeArgument = "messages",
 ) -> None:
-    """Print a recipe with every key, its value and what it means.
+    """Print a recipe with every key, its value and its meaning.
 
-    A start for your own. Any key is an option too: --training.updates 1000.
+    Use it as a start for your own. Every key is also an option: --training.updates 1000.
     """
     from relpos.translation.recipe import explain_recipe, load_recipe
 
@@ -208,38 +219,42 @@ def translate(
             "-o",
             parser=path_of,
             metavar="FILE",
-            help="File to write, or to replace when all is done.  [default: standard output]",
+            help="Output file, replaced only on success.  [default: standard output]",
         ),
     ] = None,
     beams: BeamsOption = None,
     length_penalty: PenaltyOption = None,
     n_best: Annotated[
-        int, typer.Option(min=1, help="Hypotheses for each line; more than one needs --json.")
+        int, typer.Option(metavar="N", min=1, help="Translations of each line; more than one needs --json.")
     ] = 1,
-    prefix: Annotated[str, typer.Option(help="Words that every translation begins with.")] = "",
-    sample: Annotated[bool, typer.Option("--sample", help="Draw translations from the model.")] = False,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="First words of every translation.")] = "",
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample translations instead of searching.")
+    ] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="For --sample: over 1 is more varied.  [default: 1]")
+        float | None,
+        typer.Option(metavar="X", help="For --sample: above 1 is more varied.  [default: 1]"),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**32 - 1, help="For --sample.  [default: 0]")
+        int | None,
+        typer.Option(metavar="N", min=0, max=2**32 - 1, help="For --sample: random seed.  [default: 0]"),
     ] = None,
     batch_tokens: BatchOption = 2048,
     split_long: Annotated[
         bool,
         typer.Option(
             "--split-long",
-            help="Cut lines longer than those trained on at sentence ends, and join the pieces.",
+            help="Split lines longer than the training data at sentence ends, and join the translations.",
         ),
     ] = False,
     max_line_bytes: Annotated[
-        int, typer.Option(min=1, help="Bytes of a line, at most; a longer one ends the command.")
+        int, typer.Option(metavar="N", min=1, help="Bytes in a line; a longer line is an error.")
     ] = 1 << 20,
     as_json: JsonOption = False,
 ) -> None:
     """Translate text line by line; empty lines stay empty lines.
 
-    A line on a pipe or a terminal is answered when it comes.
+    Lines from a pipe or a terminal are translated as they arrive.
     """
     check_search(
         beams=beams,
@@ -256,7 +271,7 @@ def translate(
     from relpos.translation.generation import Translator
 
     translator = Translator.load(model)
-    search = _search(
+    search = make_search(
         translator,
         beams,
         length_penalty,
@@ -270,8 +285,8 @@ def translate(
     check_apart(output, [file] if file else [], model)
     first_line = 1
     with written(output) as write:
-        # what is drawn depends on the lines of a batch, and when lines arrive is chance
-        for chunk in _arrived(file, max_line_bytes, is_alone=sample and not _is_regular(file)):
+        # samples depend on the lines of a batch, so lines from a pipe, which arrive at random times, go alone
+        for chunk in read_batches(file, max_line_bytes, is_alone=sample and not is_regular(file)):
             with _progress(len(chunk)) as advance:
                 found = translator.translate(
                     chunk,
@@ -301,26 +316,35 @@ def evaluate(
         typer.Option(
             parser=path_of,
             metavar="FILE",
-            help="Test set: a .tsv, or a .jsonl with the fields source and target, plain or gzipped; or "
-            "twice, source and target.  [default: the run's own]",
+            help="Test set: a .tsv or .jsonl file, plain or gzipped; or two line-aligned files, --data "
+            "SOURCE --data TARGET.  [default: the test set of the run]",
+        ),
+    ] = None,
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE,TARGET",
+            help="For a .jsonl file: its two fields, for example en,de or translation.en,translation.de.  "
+            "[default: source,target]",
         ),
     ] = None,
     beams: BeamsOption = None,
     length_penalty: PenaltyOption = None,
     lengths: Annotated[
-        str, typer.Option(help="Last length of each bucket but the open one, in words.")
+        str, typer.Option(metavar="N,N,N", help="Upper edges of the length buckets, in words.")
     ] = "5,10,20,40",
     hypotheses: Annotated[
-        Path | None, typer.Option(parser=path_of, metavar="FILE", help="File to write the translations to.")
+        Path | None, typer.Option(parser=path_of, metavar="FILE", help="File for the translations.")
     ] = None,
     batch_tokens: BatchOption = 2048,
     as_json: JsonOption = False,
 ) -> None:
     """Score translations of a test set by BLEU and chrF.
 
-    The scores come with their signatures, for the whole and by length.
+    Prints the scores of the whole test set and by length, with sacrebleu's signatures.
     """
-    edges = _edges(lengths)
+    edges = length_edges(lengths)
+    names = field_names(fields, data or [])
     check_apart(hypotheses, data or [], model)
     check_search(beams=beams, length_penalty=length_penalty)
     _settle()
@@ -329,12 +353,12 @@ def evaluate(
 
     with (
         tempfile.TemporaryDirectory(prefix="relpos-", ignore_cleanup_errors=True) as scratch,
-        # opened first, so that a file that cannot be written is told before the work
+        # opened first, so that an unwritable file fails before the work
         written(hypotheses or Path(os.devnull)) as write,
     ):
         translator = Translator.load(model)
-        pairs = _test_pairs(model, data or [], Path(scratch))
-        search = _search(translator, beams, length_penalty, tokens_per_batch=batch_tokens)
+        pairs = read_test_set(model, data or [], names, Path(scratch))
+        search = make_search(translator, beams, length_penalty, tokens_per_batch=batch_tokens)
         check_penalty(length_penalty, is_beam_search=search.beams > 1, shows_scores=False)
         with _progress(len(pairs)) as advance:
             result = evaluate_pairs(translator, pairs, search, edges=edges, progress=advance)
@@ -342,7 +366,7 @@ def evaluate(
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        from relpos._tables import print_scores
+        from relpos._console_tables import print_scores
 
         print_scores(result)
 
@@ -350,22 +374,24 @@ def evaluate(
 @app.command(cls=WithKeys)
 def reproduce(
     context: typer.Context,
-    experiment: Annotated[str, typer.Argument(help="An experiment that comes with relpos: demo, multi30k.")],
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="A packaged experiment: demo or multi30k.")
+    ],
     out: Annotated[
         Path,
         typer.Option(
-            parser=path_of, metavar="FOLDER", help="Folder for runs, results.jsonl and report.html."
+            parser=path_of, metavar="FOLDER", help="Folder of the runs, results.jsonl and report.html."
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Train and compare the variants of an experiment; write a report.
 
-    The report has pictures. Any key of its recipes is an option too. What is done is not done again: run
-    it once more, with the same options, to go on.
+    Every key of its recipes is also an option. Finished runs are not repeated: run the same command again to
+    continue after an interruption.
     """
     _settle()
-    from relpos._pictures import write_comparison
+    from relpos._experiment_report import write_comparison
     from relpos.translation.experiments import load_experiment, run_experiment
 
     loaded = load_experiment(experiment)
@@ -374,7 +400,7 @@ def reproduce(
     if as_json:
         print(json.dumps({"report": str(report), "results": records}, ensure_ascii=False))
     else:
-        from relpos._tables import print_comparison
+        from relpos._console_tables import print_comparison
 
         print_comparison(records)
         print(f"\nThe report with pictures is {report}")
@@ -384,39 +410,39 @@ def reproduce(
 def seal(
     model: ModelArgument,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; compare every byte with the seal there is.")
+        bool, typer.Option("--check", help="Write nothing; compare every byte with the existing seal.")
     ] = False,
 ) -> None:
-    """Seal a model anew after a change that you wanted.
+    """Renew the seal of a model after an intended change, such as new training.
 
-    Such as fine-tuning it in place. The model is loaded first, so that none is sealed that does not load.
+    The model is loaded first, so that a broken model is not sealed.
     """
     _settle()
     from relpos.translation.loading import check_seal, seal_model
 
     if check:
-        print(f"{check_seal(model)}: every file is as it was sealed.")
+        print(f"{check_seal(model)}: every file matches the seal.")
     else:
         print(f"{seal_model(model)}: sealed.")
 
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, machine, backends, and what is wrong."""
+    """Show versions, the machine, the backends, and problems."""
     from relpos._doctor import write_report
 
     write_report(as_json=as_json)
 
 
 for _registered in app.registered_commands:
-    # without one typer cuts the first sentence to what a line of the list has room for
+    # typer would truncate the first sentence
     _registered.short_help = (_registered.callback.__doc__ or "").splitlines()[0]
 
 
 def _settle() -> None:
-    """Set up this process, which is ours alone: quiet libraries, no telemetry, memory kept for reuse.
+    """Set up the process of a command: quiet libraries, no telemetry, freed memory kept for reuse.
 
-    Comes before the other imports of a command: the libraries read the environment when they are imported.
+    Call it before the other imports of a command, since the libraries read the environment when imported.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
@@ -429,10 +455,9 @@ def _settle() -> None:
 
 
 def keep_memory() -> None:
-    """Have glibc keep freed blocks for reuse; changes this process for good.
+    """Make glibc keep freed blocks for reuse, for the rest of the process.
 
-    It gives large blocks back to the system at once, and a training step then pays for their page faults
-    again.
+    By default it returns large blocks to the system, and each training step pays for their page faults again.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -441,80 +466,9 @@ def keep_memory() -> None:
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD, bytes
 
 
-def _search(
-    translator: "Translator", beams: int | None, length_penalty: float | None, **others: Any
-) -> "Search":
-    from relpos.translation.generation import Search
-
-    saved = translator.model.generation_config
-    beams = beams or saved.num_beams or Search.beams
-    if length_penalty is None:
-        length_penalty = Search.length_penalty if saved.length_penalty is None else saved.length_penalty
-    try:
-        search = Search(beams=beams, length_penalty=length_penalty, **others)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    translator.check(search)
-    return search
-
-
-def _arrived(file: Path | None, max_line_bytes: int, *, is_alone: bool) -> Iterator[list[str]]:
-    """Lines as they come: those that are there together, some thousands at most, or each alone."""
-    from relpos.translation.corpora import read_arrived
-
-    for lines in read_arrived(sys.stdin.buffer if file is None else file, max_line_bytes, 8192):
-        yield from ([line] for line in lines) if is_alone else [lines]
-
-
-def _is_regular(file: Path | None) -> bool:
-    """Whether text comes from a file, all of which can be read at any time."""
-    if file is not None:
-        return file.is_file()
-    try:
-        return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
     from tqdm import tqdm
 
     with tqdm(total=total, desc="translating", unit="line", disable=None, leave=False) as bar:
         yield bar.update
-
-
-def _edges(text: str) -> list[int]:
-    try:
-        edges = [int(part) for part in text.split(",")]
-    except ValueError:
-        edges = []
-    if not edges or edges[0] < 1 or edges != sorted(set(edges)):
-        raise UsageError(f"--lengths takes rising whole numbers from 1 on, such as 5,10,20; got {text!r}.")
-    return edges
-
-
-def _test_pairs(model: Path, data: list[Path], scratch: Path) -> Any:
-    from relpos.translation.checkpoints import find_model
-    from relpos.translation.corpora import Source, read_corpus
-    from relpos.translation.files import show_folder
-    from relpos.translation.preparation import read_parts
-    from relpos.translation.recipe import load_recipe
-
-    if not data:
-        recipe = model / "recipe.yaml"
-        if not recipe.is_file():
-            raise UsageError(f"{model} does not know its test set; give one with --data.")
-        # a run has its text read already, and is only looked at: what is made anew goes elsewhere
-        if find_model(model) != model:
-            show_folder(model / "cache", scratch)
-        return read_parts(load_recipe(str(recipe)).data, scratch)[0]["test"]
-    if len(data) > 2:
-        raise UsageError(f"--data takes one file of pairs, or two files; got {len(data)}.")
-    if len(data) == 2:
-        source = Source(files=(data[0], data[1]))
-    elif ".jsonl" in data[0].suffixes:
-        source = Source(jsonl=data[0])
-    else:
-        source = Source(tsv=data[0])
-    return read_corpus(source, "source", "target", scratch)

@@ -11,7 +11,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sealed folder that nobody may change."""
     from test_checkpoints import TEXTS, VOCABULARY, small_model
 
-    from relpos.translation.checkpoints import save_whole
+    from relpos.translation.checkpoints import save_sealed
     from relpos.translation.tokenizer import train_tokenizer
 
     def write(draft: Path) -> None:
@@ -19,7 +19,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_tokenizer(TEXTS, VOCABULARY).save_pretrained(draft)
 
     folder = tmp_path_factory.mktemp("whole") / "model"
-    save_whole(folder, write)
+    save_sealed(folder, write)
     return folder
 
 

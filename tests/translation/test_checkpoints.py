@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from relpos.translation.checkpoints import (
     average_weights,
     is_sealed,
-    save_whole,
+    save_sealed,
     seal,
     sealed_checkpoints,
     verify,
@@ -140,7 +140,7 @@ def test_a_damaged_seal_is_told(sealed, content) -> None:
     (sealed / "seal.json").write_text(content)
     assert refusal(sealed) == (
         f"{sealed / 'seal.json'}: the file is damaged. Copy or train the model again, or remove this file "
-        "and make a new one with relpos seal."
+        "and create a new one with relpos seal."
     )
 
 
@@ -187,7 +187,7 @@ def test_a_damaged_configuration_is_told(unsealed, content) -> None:
 @pytest.mark.parametrize("kind", ["bert", None])
 def test_another_kind_of_model_is_refused(unsealed, kind) -> None:
     change_config(unsealed, model_type=kind)
-    assert refusal(unsealed) == f"{unsealed}: not a relpos model, its model_type is {kind!r}."
+    assert refusal(unsealed) == f"{unsealed}: model_type must be 'relpos'; got {kind!r}."
 
 
 def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> None:
@@ -248,7 +248,7 @@ def test_a_writer_that_fails_half_way_leaves_the_old_folder_whole(sealed, error)
         raise error("half-way")
 
     with pytest.raises(error, match="half-way"):
-        save_whole(sealed, fail)
+        save_sealed(sealed, fail)
     assert {path.name: path.read_bytes() for path in sealed.iterdir()} == before
     assert [path.name for path in sealed.parent.iterdir()] == ["model"]
     load_model(sealed)
@@ -259,7 +259,7 @@ def test_saving_replaces_the_old_folder_and_nothing_beside_it(tmp_path) -> None:
     (tmp_path / "deep" / "model.part").mkdir(parents=True)
     (tmp_path / "deep" / "model.part" / "leftover").touch()
     for name in ("first", "second"):
-        save_whole(folder, lambda draft, name=name: (draft / name).write_text(name))
+        save_sealed(folder, lambda draft, name=name: (draft / name).write_text(name))
         assert {path.name for path in folder.iterdir()} == {name, "seal.json"}
         assert {path.name for path in folder.parent.iterdir()} == {"model", "model.part"}
         assert (tmp_path / "deep" / "model.part" / "leftover").exists()
@@ -303,5 +303,5 @@ def test_models_with_different_weights_are_not_averaged(tmp_path) -> None:
     for i, weights in enumerate(({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)})):
         (tmp_path / str(i)).mkdir()
         save_file(weights, tmp_path / str(i) / "model.safetensors")
-    with pytest.raises(ValueError, match=r"must hold the same weights; .*1 differs in b\.$"):
+    with pytest.raises(ValueError, match=r"must have the same weights; .*1 differs in b\.$"):
         average_weights([tmp_path / "0", tmp_path / "1"])

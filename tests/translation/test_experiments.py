@@ -138,7 +138,7 @@ def test_results_that_cannot_be_written_are_told_by_name(experiment, trained, tm
     def is_full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(experiments, "write_text_whole", is_full)
+    monkeypatch.setattr(experiments, "write_text_atomic", is_full)
     with pytest.raises(OSError, match=r"results\.jsonl'"):
         run_experiment(experiment, tmp_path)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from relpos.translation.files import open_whole, write_text_whole
+from relpos.translation.atomic_files import open_atomic, write_text_atomic
 
 
 def test_text_is_written_in_utf_8_and_nothing_else_stays(tmp_path) -> None:
     for text in ("first\n", "fünf\n"):
-        write_text_whole(tmp_path / "file", text)
+        write_text_atomic(tmp_path / "file", text)
         assert (tmp_path / "file").read_bytes() == text.encode()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -26,7 +26,7 @@ def test_what_was_there_survives_a_failure(tmp_path, monkeypatch, failure) -> No
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(type(failure)) as caught:
-        write_text_whole(path, "after")
+        write_text_atomic(path, "after")
     assert path.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     if isinstance(caught.value, OSError):
@@ -35,13 +35,13 @@ def test_what_was_there_survives_a_failure(tmp_path, monkeypatch, failure) -> No
 
 def test_a_missing_folder_is_told_with_the_name_of_the_file(tmp_path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        write_text_whole(tmp_path / "none" / "file", "text")
+        write_text_atomic(tmp_path / "none" / "file", "text")
     assert caught.value.filename == str(tmp_path / "none" / "file")
 
 
 def test_the_first_failure_is_told_and_not_that_of_closing() -> None:
     def write() -> None:
-        with open_whole(Path("/dev/full")) as file:
+        with open_atomic(Path("/dev/full")) as file:
             file.write("text")
             raise KeyError("first")
 
@@ -53,20 +53,20 @@ def test_a_link_is_followed_and_stays(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/file")
     for text in ("first", "second"):
-        write_text_whole(tmp_path / "link", text)
+        write_text_atomic(tmp_path / "link", text)
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "folder" / "file").read_text() == text
 
 
 def test_devices_and_pipes_are_written_to_directly(tmp_path) -> None:
-    write_text_whole(Path("/dev/null"), "text")
+    write_text_atomic(Path("/dev/null"), "text")
     assert not Path("/dev/null").is_file()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    with open_whole(pipe) as file:
+    with open_atomic(pipe) as file:
         file.write("text")
     reader.join(10)
     assert read == ["text"]

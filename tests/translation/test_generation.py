@@ -19,7 +19,7 @@ from relpos.translation.errors import InputError
 from relpos.translation.evaluation import evaluate, score
 from relpos.translation.generation import LongTextWarning, Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.segments import cut
+from relpos.translation.sentence_splitting import split_text
 from relpos.translation.text import normal
 from relpos.translation.tokenizer import train_tokenizer
 
@@ -162,7 +162,7 @@ def test_lines_far_beyond_training_give_one_warning_from_where_translate_was_cal
 def test_long_lines_are_split_on_demand_and_others_stay_as_they_were(copier) -> None:
     text, prefix = "cat dog red. blue, one two three. green dog", "cat"
     short = of_length(copier, 10)
-    pieces = cut(text, 10, copier.tokenizer)
+    pieces = split_text(text, 10, copier.tokenizer)
     assert len(pieces) > 3
     lines = ["cat dog", text, "", "red"]
     for search in (Search(beams=1), Search(beams=3, n_best=2)):
@@ -208,7 +208,7 @@ def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
     ],
 )
 def test_a_text_is_cut_at_sentence_ends(copier, text, sentences) -> None:
-    assert cut(text, 10_000, copier.tokenizer) == (sentences or [text])
+    assert split_text(text, 10_000, copier.tokenizer) == (sentences or [text])
 
 
 @pytest.mark.parametrize("longest", [5, 12, 40])
@@ -217,7 +217,7 @@ def test_pieces_are_short_enough_and_nothing_but_spaces_is_lost(copier, longest)
     for _ in range(30):
         words = draw.choices([*WORDS, "A.", "a,", "\u3002", "\u6211", "x" * 30, "!", "\U0001f600"], k=40)
         text = normal(" ".join(words))
-        pieces = cut(text, longest, copier.tokenizer)
+        pieces = split_text(text, longest, copier.tokenizer)
         assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
         assert all(pieces)
         for piece in pieces:
@@ -226,9 +226,9 @@ def test_pieces_are_short_enough_and_nothing_but_spaces_is_lost(copier, longest)
 
 def test_what_is_too_long_is_cut_at_a_clause_or_else_between_words_or_else_inside_one(copier) -> None:
     length = len(copier.tokenizer("cat dog, red blue").input_ids)
-    assert cut("cat dog, red blue", length, copier.tokenizer) == ["cat dog,", "red blue"]
-    assert cut("cat dog red blue", length - 1, copier.tokenizer) == ["cat dog", "red blue"]
-    assert "".join(cut("x" * 40, 10, copier.tokenizer)) == "x" * 40
+    assert split_text("cat dog, red blue", length, copier.tokenizer) == ["cat dog,", "red blue"]
+    assert split_text("cat dog red blue", length - 1, copier.tokenizer) == ["cat dog", "red blue"]
+    assert "".join(split_text("x" * 40, 10, copier.tokenizer)) == "x" * 40
 
 
 @pytest.mark.parametrize("place", ["model", "checkpoint-8"])

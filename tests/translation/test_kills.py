@@ -30,7 +30,7 @@ PHASES = {
     "saving": ("relpos.translation.trainer", "RelposTrainer._save_checkpoint", 4, 0.05),
     "sealing": ("relpos.translation.trainer", "seal", 4, 0.005),
     "removal": ("relpos.translation.trainer", "keep_newest", 4, 0.003),
-    "model": ("relpos.translation.training", "save_whole", 2, 0.02),
+    "model": ("relpos.translation.training", "save_sealed", 2, 0.02),
     "training": ("relpos.translation.trainer", "RelposTrainer.training_step", 12, 0.02),
 }
 

@@ -15,7 +15,7 @@ from relpos.translation.corpora import Source
 from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.ownership import working_in
 from relpos.translation.recipe import check_recipe, load_recipe
-from relpos.translation.removal import keep_newest, remove_beginning, remove_checkpoint
+from relpos.translation.run_cleanup import keep_newest, remove_beginning, remove_checkpoint
 from relpos.translation.training import train
 from small_runs import read_metrics, small_values, wait_until
 
@@ -158,7 +158,7 @@ def test_a_second_process_is_refused_with_the_number_of_the_first(
     try:
         wait_until(lambda: sealed_checkpoints(run / "checkpoints"), process)
         for resume in (True, False):
-            told = f"another process \\({process.pid}\\) works" if resume else "holds a run already"
+            told = f"another process \\({process.pid}\\) uses" if resume else "holds a run already"
             with pytest.raises(InputError, match=told):
                 train(small_recipe(updates=100_000), run, resume=resume)
     finally:
@@ -179,7 +179,7 @@ def test_a_lock_is_released_and_names_its_holder(tmp_path) -> None:
 def test_the_folder_of_another_kind_is_refused(small_recipe, tmp_path) -> None:
     with working_in(tmp_path, "experiment"):
         pass
-    with pytest.raises(InputError, match="is the folder of another thing, experiment"):
+    with pytest.raises(InputError, match="must be the folder of a run; got that of a experiment"):
         train(small_recipe(), tmp_path)
 
 
@@ -393,7 +393,7 @@ def test_a_model_that_its_user_sealed_is_not_replaced(small_recipe, run, capsys)
     assert relpos(["seal", str(run)]) == 0
     put(run / "model", "notes/b.txt")
     before = tree(run / "model")
-    with pytest.raises(InputError, match=r"is not as this run wrote it.*Move it elsewhere first"):
+    with pytest.raises(InputError, match=r"was not written by this run.*Move it elsewhere first"):
         train(small_recipe(updates=8), run, resume=True)
     assert tree(run / "model") == before
 

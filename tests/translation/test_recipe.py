@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import UsageError
-from relpos.translation.faults import _inner_model
 from relpos.translation.recipe import (
     ModelSettings,
     Recipe,
@@ -24,7 +23,8 @@ from relpos.translation.recipe import (
     packaged_recipes,
     write_recipe,
 )
-from relpos.translation.yaml_text import read_yaml
+from relpos.translation.recipe_errors import _inner_model
+from relpos.translation.strict_yaml import read_yaml
 
 # nine times as many values in each line
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

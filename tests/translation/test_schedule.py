@@ -73,7 +73,7 @@ def test_a_run_begun_before_keeps_its_schedule_and_says_so(
     expected = [0.0, *(paper(step, 16, 6, 1.0) for step in range(1, 8))]
     assert [group["lr"] for group in groups] == pytest.approx(expected, rel=1e-12)
     assert [line for line in lines if "keeps its schedule" in line] == [
-        "the run was begun by an earlier relpos, and keeps its schedule: its first update had rate 0"
+        "this run was begun by an earlier relpos and keeps its schedule: the first rate is 0"
     ]
 
 

@@ -38,13 +38,15 @@ def test_a_model_fine_tuned_in_place_loads_with_a_warning_until_it_is_sealed_ane
     assert f"{sealed / 'model.safetensors'}: its content was changed after saving" in capsys.readouterr().err
     assert run(["seal", str(sealed)]) == 0
     assert run(["seal", "--check", str(sealed)]) == 0
-    assert capsys.readouterr().out == f"{sealed}: sealed.\n{sealed}: every file is as it was sealed.\n"
+    assert capsys.readouterr().out == f"{sealed}: sealed.\n{sealed}: every file matches the seal.\n"
     load_model(sealed)
 
 
 def test_a_folder_saved_anew_in_shards_loads_with_a_warning(sealed) -> None:
     small_model(1).save_pretrained(sealed, max_shard_size="10KB")
-    assert "holds model.safetensors and model.safetensors.index.json. Remove the one that" in refusal(sealed)
+    assert "has both model.safetensors and model.safetensors.index.json. Remove the one that" in refusal(
+        sealed
+    )
     (sealed / "model.safetensors").unlink()
     with pytest.warns(RelposWarning, match=r"model\.safetensors: missing. The model no longer matches"):
         model, _ = load_model(sealed)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError
-from relpos.translation.limits import SMALLEST_VOCABULARY
 from relpos.translation.recipe import check_recipe
+from relpos.translation.setting_ranges import SMALLEST_VOCABULARY
 from relpos.translation.text import normal
 from relpos.translation.tokenizer import load_tokenizer, train_tokenizer
 
@@ -189,7 +189,7 @@ def test_a_number_that_a_recipe_would_not_take_is_not_named() -> None:
     with pytest.raises(InputError) as caught:
         train_tokenizer(["a house", "ein Haus"], 301)
     told = str(caught.value)
-    assert "the recipe asks for 301 (301 are the least that a recipe takes); give more text." in told
+    assert "the recipe asks for 301 (a recipe needs at least 301); give more text." in told
     assert "or less" not in told
     assert check_recipe({"data": {"train": [{"tsv": "a"}]}, "tokenizer": {"vocabulary": 301}}, "it")
 

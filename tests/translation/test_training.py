@@ -18,7 +18,7 @@ from relpos.translation.checkpoints import average_weights, is_sealed, sealed_ch
 from relpos.translation.errors import InputError
 from relpos.translation.generation import Translator
 from relpos.translation.recipe import check_recipe, load_recipe
-from relpos.translation.removal import SAVING
+from relpos.translation.run_cleanup import SAVING
 from relpos.translation.trainer import RelposTrainer
 from relpos.translation.training import train
 from small_runs import wait_until
@@ -88,7 +88,7 @@ def test_a_signal_saves_the_state_names_it_and_ends_the_command(
     signal.signal(number, before)
     out, errors = capsys.readouterr()
     assert out == ""
-    assert f"{run / 'checkpoints' / 'checkpoint-6'}; go on with --resume" in errors.splitlines()[-1]
+    assert f"{run / 'checkpoints' / 'checkpoint-6'}; continue with --resume" in errors.splitlines()[-1]
     train(small_recipe(updates=8), run, resume=True)
     train(small_recipe(updates=8), tmp_path / "unbroken")
     assert metrics(run, "loss") == metrics(tmp_path / "unbroken", "loss")
@@ -203,7 +203,7 @@ def test_unfinished_checkpoint_is_no_model(small_recipe, tmp_path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-4"
     assert Translator.load(checkpoint).translate(["one"])
     (checkpoint / "seal.json").unlink()
-    with pytest.raises(InputError, match="did not come to its end"):
+    with pytest.raises(InputError, match="was not saved completely"):
         Translator.load(checkpoint)
 
 
@@ -226,7 +226,7 @@ def test_resuming_at_the_last_update_makes_no_further_one(small_recipe, tmp_path
 
 
 def test_loss_that_is_no_number_stops_training(small_recipe, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"no number any more at update \d+.*learning_rate_scale"):
+    with pytest.raises(InputError, match=r"must be finite; got .* at update \d+.*learning_rate_scale"):
         train(small_recipe(learning_rate_scale=1e30), tmp_path / "run")
     assert not (tmp_path / "run" / "model").exists()
 

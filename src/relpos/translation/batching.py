@@ -1,4 +1,4 @@
-"""Batches by token budget over length buckets: little padding, the same for the same seed."""
+"""Batches with a token budget: rows of similar length, little padding, deterministic for a seed."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,19 +8,19 @@ from torch.utils.data import DataLoader, Sampler
 
 
 class TokenBatches(Sampler[list[int]]):
-    """Lists of row numbers whose padded size stays within a budget.
+    """Samples lists of row numbers whose padded size stays within a budget.
 
-    Rows are sorted by length, rows of one length shuffled, the sequence cut, and the batches shuffled.
-    Since the sorted lengths never change, neither does the number of batches, so that an epoch can be
-    resumed in its middle. With several processes each gets every num_processes-th batch, and the first
-    batches are repeated until all have equally many.
+    Rows are sorted by length, with ties shuffled, and cut into batches, which are then shuffled. The number
+    of batches is constant, since the sorted lengths do not change, so an epoch can be resumed in its middle.
+    Each of several processes gets every num_processes-th batch; the first batches are repeated until all
+    processes have the same number.
 
     Args:
         lengths: tokens of each row, the longer side.
-        tokens_per_batch: rows times longest row, at most. A longer row stands alone.
-        seed: with the epoch, decides the order.
-        shuffle: False keeps rows sorted by length and every row once.
-        process, num_processes: which share of the batches this is.
+        tokens_per_batch: maximum of rows times longest row. A longer row is a batch of its own.
+        seed: of the order, together with the epoch.
+        shuffle: False keeps rows sorted by length, without repetition.
+        process, num_processes: the share of the batches for this process.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TokenBatches(Sampler[list[int]]):
         self._cuts = _cut(self.lengths.sort().values.tolist(), tokens_per_batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Change the order to that of `epoch`."""
+        """Use the order of `epoch`."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -57,13 +57,13 @@ class TokenBatches(Sampler[list[int]]):
         rows = order[self.lengths[order].sort(stable=True).indices].tolist()
         batches = [rows[start:stop] for start, stop in self._cuts]
         batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-        # modulo, since there may be fewer batches than processes
+        # there may be fewer batches than processes
         total = len(self) * self.num_processes
         return (batches[i % len(batches)] for i in range(self.process, total, self.num_processes))
 
 
 def _cut(sorted_lengths: list[int], tokens_per_batch: int) -> list[tuple[int, int]]:
-    """Where batches start and stop in rows sorted by length."""
+    """Start and stop of each batch in the rows sorted by length."""
     cuts, start = [], 0
     for row, length in enumerate(sorted_lengths):
         if row > start and (row + 1 - start) * length > tokens_per_batch:
@@ -75,15 +75,15 @@ def _cut(sorted_lengths: list[int], tokens_per_batch: int) -> list[tuple[int, in
 
 
 class EpochLoader(DataLoader):
-    """A DataLoader that passes the epoch on to its batch sampler, as transformers' Trainer asks."""
+    """A DataLoader that passes the epoch to its batch sampler; transformers' Trainer calls set_epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Change the order to that of `epoch`."""
+        """Use the order of `epoch`."""
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 class PairCollator:
-    """Pad rows of `input_ids` and `labels` to the longest of each: ids, mask, labels (-100 where padded)."""
+    """Pads rows to the longest one: input_ids, attention_mask, and labels with -100 for padding."""
 
     def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id

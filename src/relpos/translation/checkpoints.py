@@ -1,7 +1,7 @@
-"""Folders that hold a model or a checkpoint: sealed when whole, compared with the seal when read.
+"""Folders of models and checkpoints: sealed when complete, compared with the seal when read.
 
-The seal is a file of sizes and SHA-256 sums, written last, so that a folder half-written, cut short or
-changed afterwards is not taken for a whole one. Weights are safetensors; nothing is unpickled here.
+The seal is a file of sizes and SHA-256 sums, written last, so that an incomplete or changed folder is
+recognised. Weights are safetensors; nothing is unpickled here.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from relpos.translation.atomic_files import write_folder_atomic, write_text_atomic
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_folder_whole, write_text_whole
-from relpos.translation.json_files import MEBIBYTE, read_object
-from relpos.translation.rules import Rule, check, mapped, shown, whole
+from relpos.translation.strict_json import MEBIBYTE, read_object
+from relpos.translation.validators import Rule, check, dict_of, integer, shown
 
 _SEAL = "seal.json"
-_SMALL = MEBIBYTE  # files up to this size are compared whole
+_SMALL = MEBIBYTE  # bytes; smaller files are compared completely
 _BLOCK = 4096
 _WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Change:
-    """How a file is not what it was when it was sealed."""
+    """A difference between a file and the seal; `told` describes it."""
 
     path: Path
     is_missing: bool
@@ -38,11 +38,11 @@ class Change:
 
 
 def seal(folder: Path, is_wanted: Callable[[str], bool] = lambda name: True, *, by: str = "relpos") -> None:
-    """Write down what `folder` holds, but for hidden files; the last step of saving.
+    """Write the seal of `folder`, the last step of saving. Hidden files are not sealed.
 
     Args:
-        is_wanted: of a file's path in the folder, with `/`; others are left out.
-        by: who has filled the folder; what a run wrote it may replace, what a user sealed it may not.
+        is_wanted: whether to seal a file, given its path in the folder, with `/`.
+        by: "relpos" for a folder that a run may replace, "user" for one that it may not.
     """
     files = {
         name: _entry(path)
@@ -50,15 +50,15 @@ def seal(folder: Path, is_wanted: Callable[[str], bool] = lambda name: True, *, 
         if path.is_file()
         and path.name != _SEAL
         and not _is_hidden(path.relative_to(folder))
-        # relpos writes no such names; a person may have
+        # a user's file may have a name that a seal cannot hold
         and _is_name(name := path.relative_to(folder).as_posix())
         and is_wanted(name)
     }
-    write_text_whole(folder / _SEAL, json.dumps({"format": 1, "by": by, "files": files}, indent=1))
+    write_text_atomic(folder / _SEAL, json.dumps({"format": 1, "by": by, "files": files}, indent=1))
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether saving `folder` came to its end."""
+    """Whether `folder` was saved completely."""
     return (folder / _SEAL).is_file()
 
 
@@ -66,14 +66,14 @@ def verify(folder: Path) -> None:
     """Compare every byte in `folder` with its seal, if it has one.
 
     Raises:
-        InputError: a file is missing, cut short or changed, the seal among them.
+        InputError: a file, or the seal itself, is missing, truncated or changed.
     """
     for change in _changes(folder, lambda path, entry: _sha256(path) == entry["sha256"]):
         raise InputError(damage(folder, change))
 
 
 def damage(folder: Path, change: Change) -> str:
-    """`change` as an error of `folder`."""
+    """The error message for `change` in `folder`."""
     if change.is_missing:
         name = change.path.relative_to(folder).as_posix()
         return f"{folder}: the file {name} is missing. Copy or train the model again."
@@ -81,10 +81,10 @@ def damage(folder: Path, change: Change) -> str:
 
 
 def changes(folder: Path) -> list[Change]:
-    """What is not as the seal of `folder` says, if it has one, as far as can be told in milliseconds.
+    """The differences from the seal of `folder`, if it has one, found within milliseconds.
 
-    Sizes are compared, small files whole, and of large ones 64 blocks: fine-tuning changes all of a
-    file, while of a single byte that differs only `verify` knows.
+    Compares sizes, the content of small files, and 64 blocks of large files. That finds fine-tuning, which
+    changes a whole file; only `verify` finds a single changed byte.
 
     Raises:
         InputError: the seal is damaged.
@@ -93,18 +93,18 @@ def changes(folder: Path) -> list[Change]:
 
 
 def read_seal(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the seal of `folder` says of each file: bytes, sha256, and for large ones sample.
+    """The seal's entry for each file of `folder`: bytes, sha256, and sample for large files.
 
     Raises:
-        InputError: it is damaged, or names a file outside the folder.
+        InputError: the seal is damaged, or names a file outside the folder.
     """
     try:
         files = read_object(folder / _SEAL, 64 * MEBIBYTE)["files"]
-        check({"files": files}, {"files": mapped(_NAME, _ENTRY, 100_000)})
+        check({"files": files}, {"files": dict_of(_NAME, _ENTRY, 100_000)})
     except (InputError, ValueError, KeyError):
         raise InputError(
             f"{folder / _SEAL}: the file is damaged. Copy or train the model again, or remove this file "
-            "and make a new one with relpos seal."
+            "and create a new one with relpos seal."
         ) from None
     return dict(files)
 
@@ -126,9 +126,9 @@ def _changes(folder: Path, is_same: Callable[[Path, dict[str, Any]], bool]) -> l
 
 
 def sealed_names(folder: Path) -> set[str]:
-    """Names of the files that a run wrote into `folder`, with `/` between them, by its seal.
+    """Paths of the files that a run wrote into `folder`, with `/`, from its seal.
 
-    None where the seal is damaged, or a user's, who may have sealed files of their own.
+    Empty if the seal is damaged, or a user's, which may include the user's own files.
     """
     try:
         return set(read_seal(folder)) if is_sealed(folder) and not is_sealed_by_user(folder) else set()
@@ -137,7 +137,7 @@ def sealed_names(folder: Path) -> set[str]:
 
 
 def is_sealed_by_user(folder: Path) -> bool:
-    """Whether `relpos seal` has sealed `folder` after a run wrote it."""
+    """Whether a user has sealed `folder` with `relpos seal`."""
     try:
         return read_object(folder / _SEAL, 64 * MEBIBYTE).get("by", "relpos") != "relpos"
     except InputError:
@@ -145,16 +145,16 @@ def is_sealed_by_user(folder: Path) -> bool:
 
 
 def make_readable(folder: Path) -> None:
-    """Give the weights the permissions of the seal: safetensors writes them for their owner alone."""
+    """Give weights the permissions of the seal; safetensors makes them readable by their owner only."""
     for path in folder.glob("*.safetensors"):
         with suppress(OSError):
             shutil.copymode(folder / _SEAL, path)
 
 
-def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a new folder and put it, sealed, in the place of `folder`; all or nothing.
+def save_sealed(folder: Path, write: Callable[[Path], object]) -> None:
+    """Fill a new folder with `write`, seal it, and replace `folder` by it; all or nothing.
 
-    What stands in `folder` and was not written there so is kept.
+    Files in `folder` that its seal does not name are kept.
     """
     before = sealed_names(folder) | {_SEAL}
 
@@ -167,11 +167,11 @@ def save_whole(folder: Path, write: Callable[[Path], object]) -> None:
         files = [path] if not path.is_dir() else [inner for inner in path.rglob("*") if not inner.is_dir()]
         return all(inner.relative_to(folder).as_posix() in before for inner in files)
 
-    write_folder_whole(folder, write_sealed, is_ours)
+    write_folder_atomic(folder, write_sealed, is_ours)
 
 
 def find_model(folder: Path) -> Path:
-    """The model's own folder, given it or the folder of the run that trained it.
+    """The folder of a model, given that folder or the one of its run.
 
     Raises:
         InputError: there is no relpos model.
@@ -183,9 +183,9 @@ def find_model(folder: Path) -> Path:
         if config.is_file():
             kind = read_object(config).get("model_type")
             if kind != "relpos":
-                raise InputError(f"{place}: not a relpos model, its model_type is {shown(kind)}.")
+                raise InputError(f"{place}: model_type must be 'relpos'; got {shown(kind)}.")
             if place.name.startswith("checkpoint-") and not is_sealed(place):
-                raise InputError(f"{place}: saving this checkpoint did not come to its end. Take another.")
+                raise InputError(f"{place}: this checkpoint was not saved completely. Use another.")
             return place
     if (folder / "checkpoints").is_dir():
         names = [path.name for path in sealed_checkpoints(folder / "checkpoints")]
@@ -197,7 +197,7 @@ def find_model(folder: Path) -> Path:
 
 
 def sealed_checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints in `folder`, oldest first."""
+    """The complete checkpoints in `folder`, oldest first."""
     numbered = [
         (int(path.name.rpartition("-")[2]), path)
         for path in folder.glob("checkpoint-*")
@@ -210,26 +210,26 @@ def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
     """The mean of each weight over the models in `folders`, summed in float64.
 
     Raises:
-        ValueError: the models hold weights of different names.
+        ValueError: the names of the weights differ.
     """
     total: dict[str, torch.Tensor] = {}
     for folder in folders:
         weights = load_file(folder / _WEIGHTS)
         if total and total.keys() != weights.keys():
             names = ", ".join(sorted(total.keys() ^ weights.keys()))
-            raise ValueError(f"averaged models must hold the same weights; {folder} differs in {names}.")
+            raise ValueError(f"averaged models must have the same weights; {folder} differs in {names}.")
         for name, weight in weights.items():
             total[name] = total[name] + weight.double() if name in total else weight.double()
     return {name: (weight / len(folders)).float() for name, weight in total.items()}
 
 
 def write_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Put `weights` in the place of those in `folder`."""
+    """Replace the weights in `folder` by `weights`."""
     save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
 
 
 def _is_name(name: object) -> bool:
-    """Whether `name` is a path that stays in a folder."""
+    """Whether `name` is a relative path inside a folder."""
     if type(name) is not str or not name or len(name) > 1000 or set(name) & set("\\\0:"):
         return False
     return name.isprintable() and not {"", ".", ".."} & set(name.split("/"))
@@ -239,7 +239,7 @@ def _is_entry(entry: object) -> bool:
     if not isinstance(entry, dict):
         return False
     sums = [entry.get("sha256"), entry.get("sample", "0" * 64)]
-    return whole(0, 2**63).fits(entry.get("bytes")) and all(
+    return integer(0, 2**63).fits(entry.get("bytes")) and all(
         type(digest) is str and re.fullmatch("[0-9a-f]{64}", digest) for digest in sums
     )
 
@@ -261,12 +261,12 @@ def _entry(path: Path) -> dict[str, Any]:
 def _is_alike(path: Path, entry: dict[str, Any]) -> bool:
     if entry["bytes"] <= _SMALL:
         return _sha256(path) == entry["sha256"]
-    # folders that were sealed before there were samples have their sizes alone
+    # older seals have no samples, so only sizes are compared
     return "sample" not in entry or _sample(path) == entry["sample"]
 
 
 def _sample(path: Path) -> str:
-    """SHA-256 of 64 blocks at even distances, the first and the last among them."""
+    """SHA-256 of 64 evenly spaced blocks, including the first and the last."""
     digest = hashlib.sha256()
     last = path.stat().st_size - _BLOCK
     with path.open("rb") as file:

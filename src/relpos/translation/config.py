@@ -1,6 +1,6 @@
-"""The model's configuration: every row of the paper's tables 1 to 3 is one setting of it.
+"""The model's configuration, which covers every row of the paper's tables 1 to 3.
 
-A configuration may come from a stranger: every key has a type and bounds, and unknown ones have no effect.
+A configuration may be untrusted: every key has a type and bounds, and unknown keys have no effect.
 """
 
 import warnings
@@ -10,40 +10,40 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from relpos.positions import two_sides
-from relpos.translation.errors import RelposWarning
-from relpos.translation.rules import (
+from relpos.translation.errors import RelposWarning, list_names
+from relpos.translation.validators import (
     Rule,
+    boolean,
     check,
+    dict_of,
     either,
-    flag,
-    listed,
-    mapped,
-    names_shown,
+    integer,
+    list_of,
     number,
     one_of,
     optional,
     shown,
     text,
-    whole,
 )
 
-FORMAT = 1  # raised when the meaning of a weight or a setting changes
-MOST = 2**20  # subwords, widths, positions, distances: far beyond any model, and cheap to multiply
+FORMAT = 1  # raise it when the meaning of a weight or a setting changes
+MOST = 2**20  # of subwords, widths, positions and distances; far beyond any model, and products stay small
 _MOST_LAYERS = 1000
 _MOST_LABELS = 1000
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("vocab_size", "d_model", "num_heads", "d_ff", "max_positions"), whole(1, MOST)),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), whole(1, _MOST_LAYERS)),
+    **dict.fromkeys(("vocab_size", "d_model", "num_heads", "d_ff", "max_positions"), integer(1, MOST)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), integer(1, _MOST_LAYERS)),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), number(0, 1)),
     **dict.fromkeys(
-        ("norm_first", "relative_keys", "relative_values", "relative_per_head", "tie_word_embeddings"), flag()
+        ("norm_first", "relative_keys", "relative_values", "relative_per_head", "tie_word_embeddings"),
+        boolean(),
     ),
     "absolute_positions": one_of("none", "sinusoidal", "learned"),
     "activation": one_of("relu", "gelu", "silu"),
-    "use_cache": optional(flag()),
-    # transformers' own; what would choose another model or other outputs is refused
+    "use_cache": optional(boolean()),
+    # settings of transformers; those that select another model or other outputs are refused
     "is_encoder_decoder": one_of(True),
     "model_type": one_of("relpos"),
     "dtype": Rule(
@@ -55,17 +55,17 @@ _RULES: dict[str, Rule] = {
     "output_attentions": one_of(None, False),
     "output_hidden_states": one_of(None, False),
     "return_dict": one_of(None, True),
-    "chunk_size_feed_forward": whole(0, MOST),
-    "num_labels": optional(whole(0, _MOST_LABELS)),
-    "id2label": optional(mapped(either(whole(0, MOST), text(9)), text(), _MOST_LABELS)),
-    "label2id": optional(mapped(text(), either(whole(0, MOST), text(9)), _MOST_LABELS)),
+    "chunk_size_feed_forward": integer(0, MOST),
+    "num_labels": optional(integer(0, _MOST_LABELS)),
+    "id2label": optional(dict_of(either(integer(0, MOST), text(9)), text(), _MOST_LABELS)),
+    "label2id": optional(dict_of(text(), either(integer(0, MOST), text(9)), _MOST_LABELS)),
     "problem_type": one_of(None, "regression", "single_label_classification", "multi_label_classification"),
-    "architectures": optional(listed(text(), 0, 100)),
+    "architectures": optional(list_of(text(), 0, 100)),
     "transformers_version": optional(text()),
     "name_or_path": Rule("a name or a path", lambda value: isinstance(value, (str, PathLike))),
 }
 _RULES["torch_dtype"] = _RULES["dtype"]
-# keys of transformers that are no fields and are taken, and those that are known and of no use here
+# keys of transformers, which are not fields: those that are used, and those that are ignored
 _TAKEN = (
     *("torch_dtype", "num_labels", "name_or_path"),
     *("output_attentions", "attn_implementation", "experts_implementation"),
@@ -74,29 +74,29 @@ _KNOWN = ("model_type", "_name_or_path", "_commit_hash")
 
 
 class RelposConfig(PreTrainedConfig):
-    """Configuration of an encoder-decoder with relative or absolute positions, or both, or neither.
+    """Configuration of an encoder-decoder with relative positions, absolute positions, both or none.
 
     Args:
         vocab_size: subwords, shared by both languages.
         d_model, encoder_layers, decoder_layers, num_heads, d_ff: sizes; num_heads divides d_model.
-        dropout: on embeddings and on what each block adds.
-        attention_dropout, activation_dropout: on attention weights, inside the feed-forward network.
+        dropout: of embeddings and of the output of each block.
+        attention_dropout, activation_dropout: of attention weights, and inside the feed-forward network.
         activation: "relu", "gelu" or "silu".
         norm_first: layer normalisation before each block and once at the end, or after each block.
         absolute_positions: "none", "sinusoidal" or "learned".
-        max_positions: rows of a learned table, tokens; read only with "learned".
+        max_positions: rows of the table of learned positions, tokens; used only with "learned".
         relative_max_distance: k, [left, right], or None for no relative positions. The decoder never
             looks right, so its tables hold the left rows and distance 0 only.
-        relative_keys, relative_values: whether distances act on keys (eq. 4) and values (eq. 3).
+        relative_keys, relative_values: whether to add relative positions to keys (eq. 4) and values (eq. 3).
         relative_per_head: a table per head (the paper's base model) or one per layer (its big one).
-        label_smoothing: of the training loss; not applied in evaluation mode.
+        label_smoothing: of the training loss; unused in evaluation mode.
 
-    Settings of transformers are checked too: an attention implementation, which could name a kernel to be
-    downloaded, is refused. Unknown ones are ignored with a warning, as later versions may write more.
+    Settings of transformers are checked too: an attention implementation is refused, since it could name a
+    kernel to download. Unknown settings, as later versions may write, are ignored with a warning.
 
     Raises:
-        ValueError: a setting outside its type, bounds or choices, or a checkpoint of a newer format.
-        TypeError: relative_max_distance is neither of its kinds.
+        ValueError: a setting has a wrong type or value, or the format is newer than this relpos.
+        TypeError: relative_max_distance has a wrong type.
     """
 
     model_type = "relpos"
@@ -140,7 +140,7 @@ class RelposConfig(PreTrainedConfig):
         unknown = [name for name in kwargs if name not in (*_TAKEN, *_KNOWN)]
         if unknown:
             warnings.warn(
-                f"settings that RelposConfig does not know are ignored: {names_shown(unknown)}.",
+                f"settings that RelposConfig does not know are ignored: {list_names(unknown)}.",
                 RelposWarning,
                 stacklevel=3,
             )
@@ -149,13 +149,10 @@ class RelposConfig(PreTrainedConfig):
         super().__post_init__(**{name: kwargs[name] for name in _TAKEN if name in kwargs})
 
     def check(self) -> None:
-        """Raise what the class says, for settings that were changed too."""
+        """Check all settings, including those changed after construction. Raises: as the class."""
         if type(self.format) is int and self.format > FORMAT:
-            raise ValueError(
-                f"this checkpoint has format {shown(self.format)}; this relpos knows up to {FORMAT}. "
-                "Upgrade relpos."
-            )
-        check(vars(self), _RULES | {"format": whole(1, FORMAT)})
+            raise ValueError(f"format must be at most {FORMAT}; got {shown(self.format)}. Upgrade relpos.")
+        check(vars(self), _RULES | {"format": integer(1, FORMAT)})
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
         check(vars(self), token_rules(self.vocab_size))
@@ -181,15 +178,15 @@ class RelposConfig(PreTrainedConfig):
 
 
 _INTEGER = Rule("an integer", lambda value: type(value) is int)
-_DISTANCE = optional(either(_INTEGER, listed(_INTEGER, 2, 2)))
+_DISTANCE = optional(either(_INTEGER, list_of(_INTEGER, 2, 2)))
 
 
 def token_rules(vocab_size: int) -> dict[str, Rule]:
-    """What ids of special tokens must be, in a configuration and in generation_config.json."""
-    inside = whole(0, vocab_size - 1)
+    """The rules for ids of special tokens, in a configuration and in generation_config.json."""
+    inside = integer(0, vocab_size - 1)
     return {
         "pad_token_id": inside,
         "bos_token_id": optional(inside),
-        "eos_token_id": either(inside, listed(inside, 1, 100)),
+        "eos_token_id": either(inside, list_of(inside, 1, 100)),
         "decoder_start_token_id": inside,
     }

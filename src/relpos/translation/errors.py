@@ -1,10 +1,11 @@
-"""What ends a command early; the command line prints each as one line, without a traceback."""
+"""Exceptions and warnings, which the command prints as one line each, and parts of their messages."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
 class InputError(Exception):
-    """What the user gave cannot be used. The message is one sentence: what, where, and what to do."""
+    """Input that cannot be used. The message is one sentence: what is wrong, where, and what to do."""
 
 
 class ModelFolderError(InputError, ValueError):
@@ -12,15 +13,15 @@ class ModelFolderError(InputError, ValueError):
 
 
 class RelposWarning(UserWarning):
-    """What the user should know, though the work goes on; a command prints it as one line."""
+    """A warning for the user; a command prints it as one line and continues."""
 
 
 class UsageError(InputError):
-    """An option or a recipe is wrong, before any work has begun."""
+    """An option or a recipe is wrong; raised before any work begins."""
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """Training was asked to stop by `signal`; what it had done is in `checkpoint`, if there is one."""
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """Training was stopped by `signal`; `checkpoint` has its state, or is None."""
 
     def __init__(self, signal: int, checkpoint: Path | None) -> None:
         super().__init__(signal, checkpoint)
@@ -28,5 +29,12 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
 
 def first_line(error: BaseException) -> str:
-    """What another library says went wrong, fit for one line of ours; without words, the kind of error."""
+    """The first line of another library's message, at most 200 characters; its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def list_names(names: Sequence[str], most: int = 5) -> str:
+    """The first `most` names, and the number of the others; unprintable names are quoted, long ones cut."""
+    shown = [name[:200] if name.isprintable() else repr(name[:200]) for name in names[:most]]
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown) + rest

@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU and chrF by sacrebleu, always with their signatures, also by length."""
+"""Scores of translations: BLEU and chrF by sacrebleu with signatures, in total and by length."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,10 +13,10 @@ from relpos.translation.text import normal
 
 @dataclass(frozen=True)
 class Scores:
-    """What one set of translations scores against one reference each.
+    """Scores of translations with one reference each.
 
-    `bleu`, `bleu_lowercased` and `chrf` run from 0 to 100; `exact` is the share of hypotheses equal to
-    their reference, both normalised, 0 to 1. The signatures say how sacrebleu computed each.
+    `bleu`, `bleu_lowercased` and `chrf` are 0 to 100; `exact` is the share of hypotheses equal to their
+    reference after normalisation, 0 to 1. The signatures document how sacrebleu computed each score.
     """
 
     segments: int
@@ -27,7 +27,7 @@ class Scores:
     signatures: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The scores as a dict of plain values."""
         return asdict(self)
 
 
@@ -42,10 +42,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of one test set, whole and by length, and the hypotheses behind them.
+    """Scores of one test set, in total and by length, and the scored hypotheses.
 
-    `length_unit` says what lengths count: words of the source, or items of a generated line. The
-    hypotheses have no scores of the model.
+    `length_unit` is the unit of lengths: words of the source, or numbers in a generated line. The hypotheses
+    have no model scores.
     """
 
     scores: Scores
@@ -54,7 +54,7 @@ class Evaluation:
     hypotheses: list[Hypothesis]
 
     def to_dict(self) -> dict[str, Any]:
-        """Scores as plain values, without the hypotheses."""
+        """The scores as a dict of plain values, without the hypotheses."""
         return {
             "scores": self.scores.to_dict(),
             "length_unit": self.length_unit,
@@ -73,9 +73,9 @@ def evaluate(
     """Translate the sources of `pairs` and score the best hypotheses.
 
     Args:
-        pairs: columns source and target; a column `items` replaces words as the length.
-        edges: last length of each bucket but the open one at the end, rising.
-        progress: called with the number of segments done since its last call.
+        pairs: columns source and target; a column `items` replaces the number of words as the length.
+        edges: upper lengths of the buckets, rising; a last bucket has all longer segments.
+        progress: called with the number of segments finished since its last call.
     """
     sources, references = pairs["source"][:], [normal(text) for text in pairs["target"][:]]
     translated = translator.translate(sources, search, with_scores=False, progress=progress)
@@ -95,11 +95,11 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
     """Score translations against references, tokenised as in WMT (13a).
 
     Raises:
-        ValueError: none to score, or unequally many.
+        ValueError: the lists are empty or differ in length.
     """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
-            f"hypotheses and references must be equally many and not none; got {len(hypotheses)} and "
+            f"hypotheses and references must have the same length > 0; got {len(hypotheses)} and "
             f"{len(references)}."
         )
     metrics = {
@@ -119,17 +119,17 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
 def score_by_length(
     lengths: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], edges: Sequence[int]
 ) -> list[Bucket]:
-    """Scores of the segments in each bucket of lengths; empty buckets are left out.
+    """Scores of the segments in each bucket of lengths, without empty buckets.
 
     Args:
         lengths: of each source, in words or items.
-        edges: last length of each bucket but the open one at the end, rising.
+        edges: upper lengths of the buckets, rising; a last bucket has all longer segments.
     Raises:
-        ValueError: unequally many lengths, hypotheses and references.
+        ValueError: lengths, hypotheses and references differ in number.
     """
     if not len(lengths) == len(hypotheses) == len(references):
         raise ValueError(
-            f"lengths, hypotheses and references must be equally many; got {len(lengths)}, "
+            f"lengths, hypotheses and references must have the same length; got {len(lengths)}, "
             f"{len(hypotheses)} and {len(references)}."
         )
     buckets = []

@@ -1,8 +1,8 @@
-"""Experiments: several variants of one recipe trained and tested alike, results as JSON lines.
+"""Experiments: train and test several variants of a recipe, and record the results as JSON lines.
 
-An experiment is a YAML file under relpos/recipes/experiments; what it has done is in `out`/results.jsonl,
-so that one that was stopped goes on where it was. Each record has the fingerprint of its settings, and is
-taken for no others.
+An experiment is a YAML file in relpos/recipes/experiments. Finished runs are recorded in `out`/results.jsonl,
+so that an interrupted experiment can continue. Each record has the fingerprint of its settings, and is used
+for these settings only.
 """
 
 import hashlib
@@ -17,35 +17,35 @@ import pydantic
 from accelerate import PartialState
 from pydantic import BaseModel, ConfigDict, Field
 
+from relpos.translation.atomic_files import write_text_atomic
 from relpos.translation.errors import InputError, UsageError
 from relpos.translation.evaluation import Evaluation, evaluate
-from relpos.translation.files import write_text_whole
 from relpos.translation.generation import Translator
 from relpos.translation.ownership import check_free, format_of, working_in
 from relpos.translation.preparation import check_corpora, read_parts
 from relpos.translation.recipe import Recipe, load_recipe
 from relpos.translation.runs import check_new, has_begun
+from relpos.translation.strict_yaml import read_yaml
 from relpos.translation.training import train
-from relpos.translation.yaml_text import read_yaml
 
 _KIND = "experiment"
 _RESULTS = "results.jsonl"
 
 
 class Task(BaseModel):
-    """One recipe, and how its test set is looked at."""
+    """One recipe, and how its test set is evaluated."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(description="Name of the task in tables and folders.")
-    title: str = Field(description="What it is, for a reader.")
-    recipe: str = Field(description="Name of a recipe that comes with relpos, or a file.")
-    edges: list[int] = Field([5, 10, 20, 40], description="Last length of each bucket but the open one.")
-    trained_up_to: int | None = Field(None, description="Longest length in training, if it is known.")
+    title: str = Field(description="Title in tables and reports.")
+    recipe: str = Field(description="Name of a packaged recipe, or a file.")
+    edges: list[int] = Field([5, 10, 20, 40], description="Upper lengths of the buckets.")
+    trained_up_to: int | None = Field(None, description="Longest length in training, if known.")
 
 
 class Experiment(BaseModel):
-    """Tasks, and the variants that each is run in: overrides of the recipe, `key.key: value`."""
+    """Tasks, and the variants of each task: overrides of its recipe, `key.key: value`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,16 +56,16 @@ class Experiment(BaseModel):
 
 
 def packaged_experiments() -> list[str]:
-    """Names of the experiments that come with relpos."""
+    """Names of the packaged experiments."""
     folder = resources.files("relpos") / "recipes" / "experiments"
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
 def load_experiment(name: str) -> Experiment:
-    """Read an experiment that comes with relpos. Raises: UsageError."""
+    """Read a packaged experiment. Raises: UsageError."""
     if name not in packaged_experiments():
         raise UsageError(
-            f"no experiment {name!r}; those that come with relpos: {', '.join(packaged_experiments())}."
+            f"no experiment {name!r}; the packaged ones are {', '.join(packaged_experiments())}."
         )
     text = (resources.files("relpos") / "recipes" / "experiments" / f"{name}.yaml").read_text("utf-8")
     try:
@@ -83,12 +83,12 @@ def run_experiment(
     """Train and test every task in every variant, in the folder `out`; returns one record for each.
 
     Args:
-        overrides: `key.key=value`, applied to every recipe before the variant's own.
-        report: receives lines about the progress.
+        overrides: `key.key=value`, applied to every recipe before the variant's overrides.
+        report: called with lines about the progress.
     Raises:
-        UsageError: an option is wrong, or `out` holds runs or results of other settings.
-        InputError: a recipe or its data cannot be used, `out` holds another's files under the same names, or
-            another process works in it. Interrupted: as `train`. OSError: as a file.
+        UsageError: an option is wrong, or `out` has runs or results with other settings.
+        InputError: a recipe or its data cannot be used, `out` has a user's files with the same names, or
+            another process works in it. Interrupted: as `train`. OSError: a file cannot be written.
     """
     file = out / _RESULTS
     check_experiment(out)
@@ -102,7 +102,7 @@ def run_experiment(
     for task, variant, _ in new:
         check_new(out / task.name / variant)
     _check_text(new)
-    # of several processes the first holds the lock
+    # the main process holds the lock
     with working_in(out, _KIND) if PartialState().is_main_process else nullcontext():
         for number, (task, variant, recipe) in enumerate(steps, start=1):
             name = f"run {number} of {len(steps)}: {task.name}, {variant}"
@@ -116,15 +116,15 @@ def run_experiment(
             record |= {"fingerprint": fingerprint(recipe), **_measure(task, recipe, run, model)}
             records.append(record)
             lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in records)
-            write_text_whole(file, "".join(lines))
+            write_text_atomic(file, "".join(lines))
     return records
 
 
 def check_experiment(out: Path) -> None:
-    """Refuse a folder that holds another's files under the names of an experiment's; writes nothing.
+    """Refuse a folder in which a user's files have the names of an experiment's files. Writes nothing.
 
     Raises:
-        InputError: it does, or its results are damaged.
+        InputError: there are such files, or the results are damaged.
     """
     if format_of(out, _KIND) is None and not _was_begun_before_marks(out):
         check_free(out, _KIND, (_RESULTS, "report.html"))
@@ -141,35 +141,35 @@ def plan(experiment: Experiment, overrides: list[str]) -> list[tuple[Task, str, 
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """SHA-256 of every setting of `recipe`, defaults included, but `data.folder`: a corpus may be moved."""
+    """SHA-256 of all settings of `recipe` except `data.folder`, since a corpus may be moved."""
     settings = recipe.model_dump(mode="json")
     del settings["data"]["folder"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def read_results(file: Path) -> list[dict[str, Any]]:
-    """The records in a results file; none if it is missing. A last line without its end is left out.
+    """The records in a results file; none if it is missing. An incomplete last line is dropped.
 
     Raises:
-        InputError: a line holds no record.
+        InputError: a line is not a record.
     """
     if not file.is_file():
         return []
     records = []
-    # not splitlines, which also breaks at signs that stand in samples
+    # splitlines would also split at other line separators, which samples may contain
     for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) or not {"task", "variant"} <= record.keys():
-            raise InputError(f"{file} line {number} is damaged; delete that line to have it done again.")
+            raise InputError(f"{file} line {number} is damaged; delete that line to repeat its run.")
         records.append(record)
     return records
 
 
 def _check_text(steps: list[tuple[Task, str, Recipe]]) -> None:
-    """Look for the text of every task before anything is written. Raises: InputError."""
+    """Check the corpora of every task before anything is written. Raises: InputError."""
     for task, data in {task.name: (task.name, recipe.data) for task, _, recipe in steps}.values():
         named = [path for sources in data.sources.values() for source in sources for path in source.paths]
         missing = [path for path in named if not (data.folder / path.expanduser()).is_file()]
@@ -177,14 +177,14 @@ def _check_text(steps: list[tuple[Task, str, Recipe]]) -> None:
             others = len(set(missing)) - 1
             more = f" and {others} more file{'s' if others > 1 else ''}" if others else ""
             raise InputError(
-                f"{task} needs {missing[0]}{more}, looked for in {data.folder.absolute()}; "
-                "name the folder that holds them: --data.folder FOLDER."
+                f"{task} needs {missing[0]}{more} in {data.folder.absolute()}; "
+                "give the right folder with --data.folder FOLDER."
             )
         check_corpora(data)
 
 
 def _was_begun_before_marks(out: Path) -> bool:
-    """Whether the results in `out` are an experiment's, from before folders were marked."""
+    """Whether the results in `out` are from an experiment before relpos marked folders."""
     try:
         return any("fingerprint" in record for record in read_results(out / _RESULTS))
     except (InputError, OSError):
@@ -192,7 +192,7 @@ def _was_begun_before_marks(out: Path) -> bool:
 
 
 def _check_settings(task: Task, variant: str, recipe: Recipe, out: Path, done: dict[Any, Any]) -> None:
-    """Refuse results, or a run that was begun, of other settings than those of `recipe`."""
+    """Refuse results or a run with other settings than those of `recipe`."""
     run = out / task.name / variant
     if (task.name, variant) in done:
         before = done[task.name, variant]
@@ -233,7 +233,7 @@ def _measure(task: Task, recipe: Recipe, run: Path, model: Path) -> dict[str, An
 
 
 def _samples(pairs: Any, result: Evaluation, count: int = 12) -> list[dict[str, str]]:
-    """Segments of the test set, evenly spaced, so that none was chosen by its quality."""
+    """Evenly spaced segments of the test set, so that none is chosen by its quality."""
     step = max(1, len(pairs) // count)
     rows = range(0, len(pairs), step)[:count]
     return [

@@ -1,4 +1,4 @@
-"""Translating text: batches inside, the given order outside; the search is transformers' own."""
+"""Translates text in batches of similar length, with the search of transformers."""
 
 import math
 import warnings
@@ -16,19 +16,19 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from relpos.translation.batching import TokenBatches
 from relpos.translation.checkpoints import find_model
 from relpos.translation.errors import InputError, RelposWarning, UsageError
-from relpos.translation.json_files import read_bytes
-from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
-from relpos.translation.segments import cut
+from relpos.translation.sentence_splitting import split_text
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, TEMPERATURES
+from relpos.translation.strict_json import read_bytes
+from relpos.translation.strict_yaml import MOST_BYTES, YamlTextError, read_yaml
 from relpos.translation.text import normal
-from relpos.translation.yaml_text import MOST_BYTES, YamlTextError, read_yaml
 
-# subwords of a text that is translated whole; the time grows with their square
+# subwords of the longest text that is translated unsplit; time grows with their square
 MOST_SUBWORDS = 4096
-# a text is far beyond what was trained on from so many times the longest on
+# a text over this many times the longest training text gets a warning
 _FAR = 2
-# pieces of a long text, subwords, where it is not known what was trained on
+# subwords of the pieces of a long text, if the longest training text is unknown
 _PIECE = 128
 
 
@@ -36,8 +36,8 @@ _PIECE = 128
 class Hypothesis:
     """One translation.
 
-    `score` is log-probability, nats, over length^length_penalty; 0 for an empty line, nan where no scores
-    were asked for. Of a text that was split it is the sum over its pieces.
+    `score` is the log-probability in nats divided by length^length_penalty. It is 0 for an empty line, NaN if
+    scores were not requested, and the sum over the pieces of a split text.
     """
 
     text: str
@@ -46,15 +46,15 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Search:
-    """How hypotheses are found.
+    """The settings of a search.
 
     Args:
-        beams: hypotheses kept at each step; 1 is greedy.
-        length_penalty: exponent on the length that divides a score, -5 to 5.
-        n_best: hypotheses returned for each text, at most `beams` unless sampling.
-        sample: draw from the model instead of searching; uses torch's random generator.
-        temperature: flattens (over 1) or sharpens (under 1) the distribution sampled from, 0.001 to 1000.
-        tokens_per_batch: source tokens translated at once, padding included.
+        beams: beam size; 1 is greedy search.
+        length_penalty: scores are divided by length^length_penalty; -5 to 5.
+        n_best: number of hypotheses for each text, at most `beams` unless sampling.
+        sample: sample from the model instead of searching; uses torch's random generator.
+        temperature: of sampling; over 1 flattens the distribution, under 1 sharpens it; 0.001 to 1000.
+        tokens_per_batch: source tokens in a batch, padding included.
     """
 
     beams: int = 4
@@ -77,14 +77,14 @@ class Search:
 
 
 class LongTextWarning(RelposWarning):
-    """A text is much longer than those that a model was trained on."""
+    """A text is much longer than the training data of the model."""
 
 
 class Translator:
     """A model and its tokenizer, ready to translate.
 
     Args:
-        trained_length: subwords of the longest texts that the model was trained on, if that is known.
+        trained_length: subwords of the longest training texts, if known.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class Translator:
 
     @classmethod
     def load(cls, folder: Path | str) -> "Translator":
-        """The translator in a model's folder, or in that of the run that trained it. Raises: InputError."""
+        """Load a translator from the folder of a model or of a run. Raises: InputError."""
         place = find_model(Path(folder))
         return cls(*load_model(place), trained_length=_trained_length(place))
 
     def check(self, search: Search) -> None:
-        """Raise UsageError where this model cannot search so."""
+        """Raise UsageError if the model does not support the search."""
         most = self.model.config.vocab_size
         if search.beams > most:
             raise UsageError(
@@ -124,27 +124,26 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The best hypotheses for each text, best first, in the order of `texts`.
 
-        Texts are normalised as in training, see `text.normal`, and translated in batches of similar length;
-        which others are in the batch does not matter. A text in which nothing can be seen becomes one empty
-        hypothesis.
+        Texts are normalised as in training, see `text.normal`, and translated in batches of similar length.
+        A translation does not depend on the other texts in its batch. A text without a visible character
+        gives one empty hypothesis.
 
         Args:
             texts: one segment each.
             search: default `Search()`.
-            prefix: words that every hypothesis begins with.
-            split_long: cut what is longer than the model was trained on at sentence ends, translate the
-                pieces and join them with spaces. The prefix begins the first piece.
+            prefix: first words of every hypothesis.
+            split_long: split texts longer than the training data at sentence ends, translate the pieces, and
+                join the translations with spaces. The prefix begins the first piece.
             first_line: number of the first text in messages.
-            with_scores: False saves a pass of the model; then n_best must be 1, since scores rank.
-            progress: called with the number of texts done since its last call.
+            with_scores: False saves a forward pass; n_best must be 1 then, since scores rank hypotheses.
+            progress: called with the number of texts finished since its last call.
         Warns:
-            LongTextWarning: once, where texts are far longer than the model was trained on and stay whole.
+            LongTextWarning: once, if unsplit texts are much longer than the training data.
         Raises:
-            UsageError: more beams than the model has subwords.
-            InputError: a text or the prefix has half of a surrogate pair (a ValueError too), or more
-                subwords than the model has learned positions, or than are translated at once; then nothing
-                is translated.
-            ValueError: several hypotheses without scores.
+            UsageError: more beams than the vocabulary has subwords.
+            InputError: a text or the prefix has half of a surrogate pair (also a ValueError), or more
+                subwords than learned positions or the limit allow. Nothing is translated.
+            ValueError: n_best is over 1 without scores.
         """
         if isinstance(texts, str):
             raise TypeError("texts must be a list of str; got one str. Put it in a list.")
@@ -181,9 +180,9 @@ class Translator:
         return results
 
     def _encode(self, texts: list[str], split_long: bool) -> tuple[list[int], list[list[int]]]:
-        """Subwords of each text that is not empty, or of each of its pieces, and the row of the text."""
+        """The row of each nonempty text, or of each piece of a text, and its subwords."""
         rows = [row for row, text in enumerate(texts) if text]
-        # verbose=False: transformers would warn of a length that is no limit here
+        # verbose=False: transformers would warn about a length that is not a limit here
         ids = self.tokenizer([texts[row] for row in rows], verbose=False).input_ids if rows else []
         longest = self.trained_length or _PIECE
         if not split_long or all(len(row) <= longest for row in ids):
@@ -191,7 +190,7 @@ class Translator:
         pieces: list[tuple[int, str]] = []
         for row, encoded in zip(rows, ids, strict=True):
             is_long = len(encoded) > longest
-            parts = cut(texts[row], longest, self.tokenizer) if is_long else [texts[row]]
+            parts = split_text(texts[row], longest, self.tokenizer) if is_long else [texts[row]]
             pieces += [(row, part) for part in parts]
         ids = self.tokenizer([piece for _, piece in pieces], verbose=False).input_ids
         return [row for row, _ in pieces], ids
@@ -199,7 +198,7 @@ class Translator:
     def _check_lengths(
         self, rows: list[int], ids: list[list[int]], texts: list[str], first_line: int
     ) -> None:
-        """Refuse texts that are too long, and warn of one that is far longer than was trained on."""
+        """Refuse texts that are too long, and warn once about a text much longer than the training data."""
         learned = self.model.config.absolute_positions == "learned"
         last = min(self.model.config.max_positions if learned else math.inf, MOST_SUBWORDS)
         far = math.inf if self.trained_length is None else _FAR * self.trained_length
@@ -229,7 +228,7 @@ class Translator:
                 is_warned = True
 
     def _starts(self, rows: list[int], prefix: str) -> list[tuple[list[int], list[int]]]:
-        """Members of `rows` by what their hypotheses begin with: a text's first piece, and further ones."""
+        """Indices into `rows`, of first and further pieces, with the tokens that begin their hypotheses."""
         start = [self.model.config.decoder_start_token_id]
         given = start + (self.tokenizer(prefix, verbose=False).input_ids[:-1] if prefix else [])
         self._room(given)
@@ -239,7 +238,7 @@ class Translator:
         return [(first, given), (further, start)]
 
     def _room(self, start: list[int]) -> float:
-        """New tokens that learned positions leave for behind `start`; infinite without such positions."""
+        """The number of new tokens with learned positions after `start`; infinite without such positions."""
         if self.model.config.absolute_positions != "learned":
             return math.inf
         last = self.model.config.max_positions
@@ -248,7 +247,7 @@ class Translator:
                 f"the prefix has {len(start) - 1} subwords, and this model's learned positions leave room "
                 f"for {last - 1}; shorten the prefix."
             )
-        # the last new token is never read, so it needs no position
+        # the last new token is not an input, so it needs no position
         return last - len(start) + 1
 
     def _generate(
@@ -280,7 +279,7 @@ class Translator:
         ]
 
     def _read(self, sequences: Tensor, scores: Tensor | None) -> list[Hypothesis]:
-        """Texts of one sequence per source, with their scores."""
+        """Hypotheses from one sequence per source."""
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
         values = [math.nan] * len(texts) if scores is None else scores.tolist()
         return [Hypothesis(normal(text), score) for text, score in zip(texts, values, strict=True)]
@@ -289,10 +288,10 @@ class Translator:
         """Scores [batch] of one sequence per source, from one teacher-forced pass."""
         tokens = sequences[:, 1:]
         ends = torch.isin(tokens, torch.tensor(self.model.config.eos_token_id, device=tokens.device))
-        # greedy search fills with padding behind the end, beam search with further ends
+        # after the end, greedy search fills with padding, and beam search with end tokens
         labels = tokens.masked_fill(ends.cumsum(1) - ends.long() > 0, -100)
         labels[:, : num_given - 1] = -100
-        # so many tokens at once that their logits, [batch, chunk, vocabulary], stay within the budget
+        # chunks keep the logits, [batch, chunk, vocabulary], within the token budget
         width = max(1, search.tokens_per_batch // len(tokens))
         total = torch.zeros(len(tokens), device=tokens.device)
         encoded, cache = self.model.encoder(batch["input_ids"], batch["attention_mask"]), None
@@ -312,7 +311,7 @@ class Translator:
 
 
 def _joined(before: list[Hypothesis], further: list[Hypothesis]) -> list[Hypothesis]:
-    """The hypotheses of a text's pieces so far and of its next one, each with that of the same rank."""
+    """The hypotheses of a text's pieces so far, joined with those of the next piece, rank by rank."""
     if not before:
         return further
     return [
@@ -322,7 +321,7 @@ def _joined(before: list[Hypothesis], further: list[Hypothesis]) -> list[Hypothe
 
 
 def _trained_length(model: Path) -> int | None:
-    """Subwords of the longest texts trained on, by the recipe beside a model; None where nothing says so."""
+    """Subwords of the longest training texts, from the recipe beside a model; None if it is unknown."""
     places = [model, model.parent.parent] if model.name.startswith("checkpoint-") else [model]
     for place in places:
         try:
@@ -336,7 +335,7 @@ def _trained_length(model: Path) -> int | None:
 
 
 def _settings(search: Search) -> dict[str, Any]:
-    """`search` in the words of `generate`, which warns of settings that have no effect."""
+    """Arguments of `generate` for `search`; it would warn about settings without effect."""
     if search.sample:
         return {"do_sample": True, "num_beams": 1, "temperature": search.temperature, "top_k": 0}
     if search.beams == 1:
@@ -352,8 +351,8 @@ def _settings(search: Search) -> dict[str, Any]:
 def _groups(lengths: list[int], tokens_per_batch: int, room: float) -> list[tuple[list[int], int]]:
     """Batches of rows of similar length, longest first, each with its limit of new tokens, at most `room`.
 
-    The limit depends on a row's own length alone, rounded up to a power of two, and a batch holds rows
-    of one limit, so that a hypothesis does not depend on its neighbours.
+    The limit depends only on a row's length, rounded up to a power of two, and all rows of a batch have the
+    same limit, so that a hypothesis does not depend on the other rows.
     """
     by_limit: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""generation_config.json of a model: settings of the search, checked; none chooses another search."""
+"""Reads generation_config.json of a model: the settings of the search, after checks."""
 
 import warnings
 from pathlib import Path
@@ -7,57 +7,68 @@ from typing import Any
 from transformers import GenerationConfig
 
 from relpos.translation.config import RelposConfig, token_rules
-from relpos.translation.errors import ModelFolderError, RelposWarning
-from relpos.translation.json_files import read_object
-from relpos.translation.limits import LENGTH_PENALTIES, TEMPERATURES
-from relpos.translation.rules import Rule, check, either, flag, names_shown, number, one_of, optional, whole
+from relpos.translation.errors import ModelFolderError, RelposWarning, list_names
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, TEMPERATURES
+from relpos.translation.strict_json import read_object
+from relpos.translation.validators import (
+    Rule,
+    boolean,
+    check,
+    either,
+    integer,
+    number,
+    one_of,
+    optional,
+)
 
 _NAME = "generation_config.json"
 _MOST_TOKENS = 2**20
-_MOST_BEAMS = 1000  # of a file; --beams goes up to the vocabulary
+_MOST_BEAMS = 1000  # in a file; --beams may be as large as the vocabulary
 
 _RULES: dict[str, Rule] = {
-    "do_sample": flag(),
-    "use_cache": flag(),
-    "early_stopping": either(flag(), one_of("never")),
+    "do_sample": boolean(),
+    "use_cache": boolean(),
+    "early_stopping": either(boolean(), one_of("never")),
     "length_penalty": number(*LENGTH_PENALTIES),
     "temperature": number(*TEMPERATURES),
-    "top_k": whole(0, 2**31),
+    "top_k": integer(0, 2**31),
     "top_p": number(0, 1),
     "repetition_penalty": number(1e-3, 1000),
-    "no_repeat_ngram_size": whole(0, _MOST_TOKENS),
-    **dict.fromkeys(("max_length", "max_new_tokens"), whole(1, _MOST_TOKENS)),
-    **dict.fromkeys(("min_length", "min_new_tokens"), whole(0, _MOST_TOKENS)),
-    "_from_model_config": flag(),
+    "no_repeat_ngram_size": integer(0, _MOST_TOKENS),
+    **dict.fromkeys(("max_length", "max_new_tokens"), integer(1, _MOST_TOKENS)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), integer(0, _MOST_TOKENS)),
+    "_from_model_config": boolean(),
     # the model has no such outputs
     **dict.fromkeys(("output_attentions", "output_hidden_states"), one_of(False)),
 }
-# what transformers writes in any case and is of no use here
+# keys that transformers always writes and relpos does not use
 _KNOWN = ("transformers_version",)
 
 
 def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationConfig:
-    """How `generate` searches where the caller does not say.
+    """The defaults of `generate`.
 
-    These keys are taken: num_beams, length_penalty, early_stopping, the limits of length, do_sample,
+    These keys are used: num_beams, length_penalty, early_stopping, the limits of length, do_sample,
     temperature, top_k, top_p, repetition_penalty, no_repeat_ngram_size, use_cache and the ids of special
-    tokens, which default to those of `config`. All others, which could name another search or code of its
-    own, are ignored, with a warning where they are set.
+    tokens, which default to those of `config`. All others, which could select another search or custom
+    code, are ignored, with a warning if they are set.
 
     Raises:
-        ModelFolderError: a value outside its type or bounds; names the file and the key.
+        ModelFolderError: a value has a wrong type or is out of range; names the file and the key.
     """
     path = folder / _NAME
     given = read_object(path) if path.exists() or path.is_symlink() else {}
     tokens = token_rules(config.vocab_size)
     most = min(_MOST_BEAMS, config.vocab_size)
-    rules = {name: optional(rule) for name, rule in (_RULES | tokens | {"num_beams": whole(1, most)}).items()}
+    rules = {
+        name: optional(rule) for name, rule in (_RULES | tokens | {"num_beams": integer(1, most)}).items()
+    }
     try:
         check(given, rules)
         ignored = [name for name in given if name not in rules and name not in _KNOWN and given[name]]
         if ignored:
             warnings.warn(
-                f"{path}: settings that relpos does not take are ignored: {names_shown(ignored)}.",
+                f"{path}: settings that relpos does not support are ignored: {list_names(ignored)}.",
                 RelposWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""A model from a folder, be it a stranger's: whole, or one sentence that says what is wrong with it."""
+"""Loads a model from a folder, which may be untrusted; a broken model raises an error of one sentence."""
 
 import warnings
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from relpos.translation.errors import InputError, RelposWarning, first_line
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.tokenizer import load_tokenizer
 
-# what a model's folder consists of
+# the files of a model
 _FILES = (
     *("config.json", "generation_config.json", "recipe.yaml"),
     *("model*.safetensors", "model.safetensors.index.json"),
@@ -31,18 +31,18 @@ _FILES = (
 
 
 def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrainedTokenizerFast]:
-    """The model in `folder` (or `folder`/model) in evaluation mode, and its tokenizer.
+    """Load the model in `folder` (or `folder`/model), in evaluation mode, and its tokenizer.
 
-    A folder that is whole but was changed after it was sealed, as by fine-tuning in place, loads with a
-    warning. Large files are told by their sizes and by samples; `verify` reads them whole.
+    A valid model that was changed after it was sealed, for example by fine-tuning, loads with a warning.
+    Large files are compared by size and samples; `verify` compares every byte.
 
     Raises:
-        InputError: not a relpos model, or damaged.
+        InputError: the folder has no relpos model, or a damaged one.
     """
     folder = find_model(folder)
     found = changes(folder)
     for change in found:
-        # weights may have moved into shards, or out of them: what is needed is found out below
+        # weights may have moved into shards or out of them; missing weights are found below
         if change.is_missing and not change.path.name.startswith("model"):
             raise InputError(damage(folder, change))
     try:
@@ -55,8 +55,8 @@ def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrained
         raise InputError(f"{reason}; {told[0]}. Copy or train the model again.") from error
     if found:
         warnings.warn(
-            f"{found[0].path}: {found[0].told}. The model no longer matches its seal, and is loaded as it "
-            f"is; if the change is yours, as by fine-tuning, seal it anew with: relpos seal {folder}",
+            f"{found[0].path}: {found[0].told}. The model no longer matches its seal, and is loaded "
+            f"anyway. If the change is intended, such as fine-tuning, renew the seal: relpos seal {folder}",
             RelposWarning,
             stacklevel=2,
         )
@@ -64,24 +64,24 @@ def load_model(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrained
 
 
 def seal_model(folder: Path) -> Path:
-    """Seal the model in `folder` (or `folder`/model) as it is now; returns its own folder.
+    """Seal the model in `folder` (or `folder`/model) in its present state; returns the model's folder.
 
     Raises:
-        InputError: not a relpos model, damaged, or with a seal.json that is none of ours.
+        InputError: the folder has no relpos model, a damaged one, or an invalid seal.json.
     """
     folder = find_model(folder)
     _load(folder)
-    # a person's files beside the model are none of it
+    # a user's files beside the model are not sealed
     before = read_seal(folder) if is_sealed(folder) else {}
     seal(folder, lambda name: name in before or any(fnmatch(name, each) for each in _FILES), by="user")
     return folder
 
 
 def check_seal(folder: Path) -> Path:
-    """Compare every byte of the model in `folder` (or `folder`/model) with its seal; returns its own folder.
+    """Compare every byte of the model in `folder` (or `folder`/model) with its seal; returns its folder.
 
     Raises:
-        InputError: no relpos model, without a seal, or not as it was sealed.
+        InputError: there is no relpos model, it has no seal, or it was changed.
     """
     folder = find_model(folder)
     if not is_sealed(folder):
@@ -89,13 +89,13 @@ def check_seal(folder: Path) -> Path:
     try:
         verify(folder)
     except InputError as error:
-        raise InputError(f"{error} If the change is yours, seal it anew with: relpos seal {folder}") from None
+        raise InputError(f"{error} If the change is intended, renew the seal: relpos seal {folder}") from None
     return folder
 
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """Without transformers' bar over the weights: a library does not print."""
+    """Disable transformers' progress bar for weights, since a library does not print."""
     if not logging.is_progress_bar_enabled():
         yield
         return

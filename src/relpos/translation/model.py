@@ -1,7 +1,7 @@
 """The translation model: the paper's encoder-decoder as a transformers model.
 
-Absolute positions are added to the embeddings, relative ones live in the layers (`relpos.nn`). Losses
-beyond cross-entropy, and anything about text, are elsewhere.
+Absolute positions are added to the embeddings; relative positions are in the layers (`relpos.nn`). Text is
+handled elsewhere.
 """
 
 import math
@@ -36,7 +36,7 @@ from relpos.translation.weights import check_fit, read_header, read_weights
 
 
 class RelposPreTrainedModel(PreTrainedModel):
-    """What encoder, decoder and the whole share: configuration class and initial weights."""
+    """Base of encoder, decoder and model: configuration class and initial weights."""
 
     config_class = RelposConfig
     base_model_prefix = "model"
@@ -60,7 +60,7 @@ class RelposPreTrainedModel(PreTrainedModel):
 
 
 class TooLongError(InputError, ValueError):
-    """A sequence goes on where learned positions end. In a command it is one line, without a traceback."""
+    """A sequence is longer than the table of learned positions. A command prints it as one line."""
 
 
 class _Embedding(nn.Module):
@@ -84,7 +84,7 @@ class _Embedding(nn.Module):
             last = self.positions.num_embeddings
             if not torch.compiler.is_compiling() and position_ids.numel() and int(position_ids.max()) >= last:
                 raise TooLongError(
-                    f"learned absolute positions end at max_positions = {last}; got position "
+                    f"positions must be below max_positions = {last}, since they are learned; got position "
                     f"{int(position_ids.max())}. Shorten the input, or train with relative positions."
                 )
             x = x + self.positions(position_ids)
@@ -120,7 +120,7 @@ def _layer_settings(config: RelposConfig) -> dict[str, Any]:
 
 
 class RelposEncoder(RelposPreTrainedModel):
-    """The source side: embeddings and self-attention layers."""
+    """The encoder: embeddings and self-attention layers."""
 
     def __init__(self, config: RelposConfig, tokens: nn.Embedding | None = None) -> None:
         super().__init__(config)
@@ -144,7 +144,7 @@ class RelposEncoder(RelposPreTrainedModel):
     ) -> BaseModelOutput:
         """Encode [batch, source] ids; `attention_mask` is 1 for tokens and 0 for padding, on either side.
 
-        The rest is what `generate` says in any case; see `_check_outputs`.
+        The other arguments are passed by `generate`; see `_check_outputs`.
         """
         _check_outputs(output_attentions, output_hidden_states, return_dict)
         x = self.embedding(input_ids, _positions(input_ids, attention_mask))
@@ -155,7 +155,7 @@ class RelposEncoder(RelposPreTrainedModel):
 
 
 class RelposDecoder(RelposPreTrainedModel):
-    """The target side: embeddings, causal self-attention, attention to the source."""
+    """The decoder: embeddings, causal self-attention, attention to the source."""
 
     def __init__(self, config: RelposConfig, tokens: nn.Embedding | None = None) -> None:
         super().__init__(config)
@@ -204,7 +204,7 @@ def _layer_cache(cache: EncoderDecoderCache | None, index: int, *, is_memory: bo
 
 
 class _LayerCache:
-    """One layer's part of a transformers cache, as `relpos.nn.AttentionCache`; transformers reorders it."""
+    """A `relpos.nn.AttentionCache` over one layer of a transformers cache, which transformers reorders."""
 
     def __init__(self, cache: EncoderDecoderCache, index: int, *, is_memory: bool) -> None:
         self.is_memory = is_memory
@@ -228,7 +228,7 @@ class _LayerCache:
 
 
 def _positions(input_ids: Tensor, attention_mask: Tensor | None, *, start: int = 0) -> Tensor:
-    """Position of each token of this chunk, counting from the first that is not padding."""
+    """Position of each token of this chunk, counted from the first token that is not padding."""
     chunk = input_ids.shape[1]
     if attention_mask is None or attention_mask.dim() != 2:
         return torch.arange(start, start + chunk, device=input_ids.device).expand(len(input_ids), -1)
@@ -238,11 +238,11 @@ def _positions(input_ids: Tensor, attention_mask: Tensor | None, *, start: int =
 def _check_outputs(
     output_attentions: bool | None, output_hidden_states: bool | None, return_dict: bool | None
 ) -> None:
-    """Refuse what transformers' models give when asked, and these do not."""
+    """Refuse outputs that other models of transformers have, and this one does not. Raises: TypeError."""
     if output_attentions:
         raise TypeError(
             "output_attentions must be False, since attention is not among the outputs; got "
-            f"{output_attentions!r}. Look at it with relpos.inspection.observe."
+            f"{output_attentions!r}. Use relpos.inspection.observe."
         )
     if output_hidden_states:
         raise TypeError(
@@ -256,13 +256,13 @@ def _check_outputs(
 
 
 class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
-    """Translate: an encoder, a decoder and a layer that scores every subword.
+    """The translation model: encoder, decoder, and a layer that scores every subword.
 
-    Loads and saves with `from_pretrained` and `save_pretrained`, generates with `generate`, and is known
-    to `AutoModelForSeq2SeqLM` once `relpos.translation.model` is imported.
+    Has `from_pretrained`, `save_pretrained` and `generate` of transformers, and is registered with
+    `AutoModelForSeq2SeqLM` when `relpos.translation.model` is imported.
     """
 
-    # transformers' Trainer passes num_items_in_batch to a model that says so
+    # makes transformers' Trainer pass num_items_in_batch
     accepts_loss_kwargs = True
     _tied_weights_keys = {  # noqa: RUF012
         "encoder.embedding.tokens.weight": "shared.weight",
@@ -286,13 +286,13 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         config: RelposConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The model in a folder or of the hub, as transformers loads it; a stranger's is safe to load.
+        """Load a model from a folder or the Hugging Face Hub; safe for untrusted models.
 
-        Every file is checked before a model is built: types and bounds of all settings, sizes against the
-        header of the weights, weights for NaN. Only safetensors are read. Arguments are transformers'.
+        Checks every file before it builds the model: types and bounds of all settings, shapes against the
+        header of the weights, weights for NaN. Reads safetensors only. Arguments: as in transformers.
 
         Raises:
-            ModelFolderError (a ValueError): a file cannot be used; one sentence says which and why.
+            ModelFolderError: a file cannot be used; the message is one sentence. Also a ValueError.
         """
         name = pretrained_model_name_or_path
         if name is None or kwargs.get("state_dict") is not None:
@@ -306,7 +306,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         header = read_header(folder)
         if not kwargs.get("ignore_mismatched_sizes"):
             check_fit(header, config, cls)
-        # an adapter beside the weights would not have been checked
+        # an adapter in the folder is not checked, so it is not loaded
         kwargs.pop("adapter_kwargs", None)
         generation = kwargs.pop("generation_config", None) or read_generation_settings(folder, config)
         loaded = super().from_pretrained(
@@ -334,20 +334,20 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         return self.shared
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:  # type: ignore[override]
-        """Put other subword embeddings on both sides."""
+        """Replace the subword embeddings of both sides."""
         self.shared = self.encoder.embedding.tokens = self.decoder.embedding.tokens = value
 
     def create_masks_for_generate(
         self, *, attention_mask: Tensor | None, **arguments: object
     ) -> Tensor | None:
-        """The mask [batch, target] as it is: a static cache, too, tells attention what it holds."""
+        """The mask [batch, target], unchanged; attention takes the length from the cache."""
         return attention_mask
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels [batch, target] moved right by one, the start token before the first that is not -100."""
+        """Labels [batch, target] shifted right by one; the start token precedes the first real label."""
         shifted = F.pad(labels[:, :-1], (1, 0), value=-100)
         is_real = labels != -100
-        # a row without labels starts at once
+        # a row without labels begins with the start token
         is_first = (is_real.cumsum(1) == 1) & is_real
         is_first[:, 0] |= ~is_real.any(1)
         shifted = shifted.masked_fill(is_first, self.config.decoder_start_token_id)
@@ -373,19 +373,19 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids, attention_mask: [batch, source]; the mask is 1 for tokens, 0 for padding.
-            decoder_input_ids: [batch, chunk], the next tokens of the target; made from labels if absent.
-            decoder_attention_mask: [batch, target], cached tokens included. With labels, padding before the
-                start token is masked where this is absent.
-            encoder_outputs: the encoder's result, in place of input_ids.
-            cache: what the decoder has seen; given back, grown by the chunk.
-            labels: [batch, target]; -100 is left out of the loss, on either side.
-            num_items_in_batch: divides the summed loss; default the number of labels here.
-            output_attentions, output_hidden_states, return_dict: False, False and True or nothing at all;
-                here because `generate` says so.
+            decoder_input_ids: [batch, chunk], the next tokens of the target. Default: from labels.
+            decoder_attention_mask: [batch, target], cached tokens included. Default with labels: padding
+                before the start token is masked.
+            encoder_outputs: output of the encoder, instead of input_ids.
+            cache: keys and values of earlier chunks; returned with those of this chunk appended.
+            labels: [batch, target]; -100, on either side, is ignored in the loss.
+            num_items_in_batch: divisor of the summed loss. Default: the number of labels.
+            output_attentions, output_hidden_states, return_dict: False, False and True, or None; `generate`
+                passes them.
         Returns:
             logits [batch, chunk, vocab_size]; loss in nats per token if labels are given.
         Raises:
-            ValueError: no source, or no target. TypeError: an output is asked for that there is not.
+            ValueError: source or target is missing. TypeError: an unsupported output is requested.
         """
         _check_outputs(output_attentions, output_hidden_states, return_dict)
         if encoder_outputs is None:
@@ -408,11 +408,11 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=memory)
 
     def _left_padding_mask(self, decoder_input_ids: Tensor) -> Tensor | None:
-        """The mask [batch, target] of what is not padding before the start; None where there is no such."""
+        """The mask [batch, target] that hides padding before the start token; None if there is no padding."""
         padding = self.config.pad_token_id
         if padding == self.config.decoder_start_token_id:
             return None
-        # a compiled graph cannot ask, and gets the mask in any case
+        # a compiled graph cannot branch on data, and always gets the mask
         if not torch.compiler.is_compiling() and not bool((decoder_input_ids[:, :1] == padding).any()):
             return None
         return ((decoder_input_ids != padding).cumsum(1) > 0).long()

@@ -1,7 +1,7 @@
-"""Folders that relpos writes into: marked as its own, and locked by the process that works in them.
+"""Ownership of folders: relpos marks the folders that it writes to, and locks them while it works there.
 
-A folder without the mark belongs to somebody else. What relpos would write there is refused where something
-has that name already; everything else in the folder is left alone.
+A folder without the mark belongs to the user. relpos refuses to write there if a file that it needs exists
+already, and leaves all other files alone.
 """
 
 import json
@@ -12,68 +12,69 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from relpos.translation.errors import InputError, ModelFolderError
-from relpos.translation.files import write_text_whole
-from relpos.translation.json_files import read_object
+from relpos.translation.atomic_files import write_text_atomic
+from relpos.translation.errors import InputError, ModelFolderError, list_names
+from relpos.translation.strict_json import read_object
 
 FORMAT = 2  # 1: before folders were marked
 _MARK, _LOCK = "relpos.json", "relpos.lock"
 
 
 def format_of(folder: Path, kind: str) -> int | None:
-    """The format of a folder that relpos marked as a `kind`; None where it has no mark.
+    """The format number of a folder that is marked as a `kind`; None without a mark.
 
     Raises:
-        InputError: the mark cannot be read, is of another kind, or of a later relpos.
+        InputError: the mark cannot be read, is of another kind, or was written by a later relpos.
     """
     if not os.path.lexists(folder / _MARK):
         return None
     if (folder / _MARK).is_symlink():
-        raise InputError(f"{folder / _MARK} is a link, and is written to. Choose another folder.")
+        raise InputError(f"{folder / _MARK} must be a regular file; got a link. Choose another folder.")
     try:
         mark = read_object(folder / _MARK)
         found, number = str(mark["folder"]), int(mark["format"])
     except (ModelFolderError, ValueError, TypeError, KeyError, OverflowError):
         raise InputError(
-            f"{folder / _MARK}: cannot be read, so that relpos does not know whether the folder is its own. "
-            "Choose another folder."
+            f"{folder / _MARK}: cannot be read, so the folder's owner is unknown. Choose another folder."
         ) from None
     if found != kind:
-        raise InputError(f"{folder} is the folder of another thing, {found}. Choose another for this {kind}.")
+        raise InputError(
+            f"{folder} must be the folder of a {kind}; got that of a {found}. Choose another folder."
+        )
     if number > FORMAT:
         raise InputError(f"{folder} was made by a later relpos (format {number}). Upgrade relpos.")
     return number
 
 
 def check_free(folder: Path, kind: str, names: Sequence[str]) -> None:
-    """Refuse a folder where something that relpos did not write has one of `names`. Raises: InputError."""
+    """Refuse a folder in which a user's file has one of `names`. Raises: InputError."""
     if folder.is_symlink() and not folder.exists():
         raise InputError(f"{folder} is a link to nothing. Choose another folder.")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: cannot be made, a file has that name. Choose another folder.")
+        raise InputError(f"{folder}: must be a folder; got a file. Choose another folder.")
     if format_of(folder, kind) is not None:
         return
     taken = [name for name in names if os.path.lexists(folder / name)]
-    # an empty one is of a relpos that was stopped before it could mark the folder
+    # relpos leaves an empty lock file if it is stopped before it marks the folder
     if os.path.lexists(folder / _LOCK) and not _is_bare_lock(folder / _LOCK):
         taken.append(_LOCK)
     if taken:
         raise InputError(
-            f"{folder} holds {_listed(taken)} that relpos did not write, and this {kind} needs the "
+            f"{folder} holds {list_names(taken)} that relpos did not write, and this {kind} needs the "
             f"name{'s' if len(taken) > 1 else ''}. Nothing was changed. Choose another folder."
         )
 
 
 @contextmanager
 def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
-    """Make and mark `folder` where that was not done, and be the only process that works in it.
+    """Create, mark and lock `folder`, so that no other process works in it.
 
-    The lock is the operating system's, which releases it when the process ends, however it ends.
+    The operating system releases the lock when the process ends, even if it is killed.
 
     Args:
-        number: format of what is in it, or will be.
+        number: format number of the folder.
     Raises:
-        InputError: the folder cannot be made, or another process works in it.
+        InputError: the folder cannot be created, or another process works in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InputError(
-            f"{folder}: another process{_holder(folder)} works in this {kind}. Wait for its end, or stop it."
+            f"{folder}: another process{_holder(folder)} uses this {kind}. Wait until it ends, or stop it."
         ) from None
     except OSError as error:
         raise InputError(
@@ -90,7 +91,7 @@ def working_in(folder: Path, kind: str, number: int = FORMAT) -> Iterator[None]:
     try:
         format_of(folder, kind)
         mark = {"folder": kind, "format": number, "process": os.getpid()}
-        write_text_whole(folder / _MARK, json.dumps(mark) + "\n")
+        write_text_atomic(folder / _MARK, json.dumps(mark) + "\n")
         yield
     finally:
         lock.release()
@@ -105,8 +106,3 @@ def _holder(folder: Path) -> str:
         return f" ({read_object(folder / _MARK)['process']})"
     except (InputError, KeyError):
         return ""
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

@@ -1,4 +1,4 @@
-"""From a recipe to what training reads: clean text, its parts, the tokenizer, and rows of subwords."""
+"""Prepares the data of a recipe: clean text, its parts, the tokenizer, and encoded pairs."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ import datasets
 import pyarrow
 from transformers import PreTrainedTokenizerFast
 
+from relpos.translation.atomic_files import write_folder_atomic, write_text_atomic
 from relpos.translation.corpora import (
     Source,
     check_corpus,
@@ -21,11 +22,10 @@ from relpos.translation.corpora import (
     split,
 )
 from relpos.translation.errors import InputError
-from relpos.translation.files import write_folder_whole, write_text_whole
 from relpos.translation.generation import MOST_SUBWORDS
-from relpos.translation.json_files import MEBIBYTE, read_object
 from relpos.translation.recipe import DataSettings, Recipe, placed
-from relpos.translation.removal import TABLES, remove_tables
+from relpos.translation.run_cleanup import TABLES, remove_tables
+from relpos.translation.strict_json import MEBIBYTE, read_object
 from relpos.translation.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Prepared:
-    """Text and tokenizer of one run. `summary` counts pairs: read, dropped and why, kept, in each part."""
+    """Data and tokenizer of one run. `summary` counts the pairs kept, dropped by reason, and in each part."""
 
     train: datasets.Dataset  # input_ids, labels, length (subwords, the longer side)
     validation: datasets.Dataset  # source, target, input_ids, labels, length
@@ -43,13 +43,13 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepared:
-    """Read, clean and split the corpora, train or load the tokenizer, and encode.
+    """Read, clean and split the corpora, train or load the tokenizer, and encode the pairs.
 
-    Tables are kept in `run`/cache and the tokenizer in `run`/tokenizer, and used again; damaged tables are
-    made anew.
+    Tables are cached in `run`/cache and the tokenizer is saved in `run`/tokenizer. Damaged tables are
+    rebuilt.
 
     Raises:
-        InputError: a corpus cannot be read, or too little of it is left.
+        InputError: a corpus cannot be read, or too few of its pairs remain.
     """
     report("reading the corpora")
     return _from_sound_tables(run / "cache", lambda: _prepare(recipe, run, report))
@@ -73,9 +73,9 @@ def _prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepar
             f"no training pair has at most training.max_length = {recipe.training.max_length} subwords."
         )
     summary["tokens"] = {"source": _count(train, "input_ids"), "target": _count(train, "labels")}
-    write_text_whole(run / "data.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    write_text_atomic(run / "data.json", json.dumps(summary, indent=1, ensure_ascii=False))
     report(
-        f"{len(train):,} pairs to learn from ({summary['too_long']:,} longer ones left out), "
+        f"{len(train):,} pairs to train on ({summary['too_long']:,} longer ones dropped), "
         f"{len(parts['validation']):,} to validate, {len(parts['test']):,} to test"
     )
     validation = _encode(parts["validation"], tokenizer, None)
@@ -91,19 +91,19 @@ def _prepare(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Prepar
 
 
 def check_corpora(data: DataSettings) -> None:
-    """Find every corpus of a recipe and read its first pair; writes nothing. Raises: InputError."""
+    """Check every corpus of a recipe by reading its first pair. Writes nothing. Raises: InputError."""
     for sources in data.sources.values():
         for source in sources:
             check_corpus(placed(source, data.folder), data.source_language, data.target_language)
 
 
 def read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dataset], dict]:
-    """The parts train, validation and test of a recipe's text, and how they came about.
+    """The parts train, validation and test of a recipe's corpora, and a summary of the cleaning.
 
-    What `cache` holds is taken as it was read, whatever has become of the corpora since.
+    Tables in `cache` are used even if the corpora have changed since.
 
     Raises:
-        InputError: a corpus cannot be read, or a part has no pair.
+        InputError: a corpus cannot be read, or a part is empty.
     """
     return _from_sound_tables(cache, lambda: _read_parts(data, cache))
 
@@ -133,7 +133,6 @@ def _read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dat
                 advice += ", or corpora under data.validation"
             if not cleaning.kept and cleaning.dropped:
                 advice = "change data.cleaning, or give other text"
-            # how many pairs, and why others were dropped
             raise InputError(
                 f"the {name} part of the corpus is empty: {'; '.join(cleaning.lines())}; {advice}."
             )
@@ -147,7 +146,7 @@ def _read_parts(data: DataSettings, cache: Path) -> tuple[dict[str, datasets.Dat
 
 
 def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Dataset:
-    """The table of a corpus, and from the second time on the very same."""
+    """The table of a corpus, read once and then taken from the cache."""
     languages = data.source_language, data.target_language
     key = hashlib.sha256(json.dumps([source.model_dump(mode="json"), languages]).encode()).hexdigest()
     tables = cache / TABLES
@@ -159,21 +158,21 @@ def _read_once(source: Source, data: DataSettings, cache: Path) -> datasets.Data
     table = recall_corpus(source, known[key], tables) if key in known else None
     if table is None:
         table = read_corpus(placed(source, data.folder), *languages, tables)
-        write_text_whole(memory, json.dumps(known | {key: table._fingerprint}, indent=1))
+        write_text_atomic(memory, json.dumps(known | {key: table._fingerprint}, indent=1))
     table.data.validate(full=True)
     return table
 
 
 def _from_sound_tables(cache: Path, read: Callable[[], _T]) -> _T:
-    """What `read` finds in `cache`; where the tables there are damaged they are made anew.
+    """The result of `read`; damaged tables in `cache` are rebuilt.
 
     Raises:
-        InputError: they are damaged, and so that they cannot be made anew.
+        InputError: the tables are damaged and cannot be rebuilt.
     """
     try:
         return read()
     except InputError:
-        # some are ValueErrors too, and tell of the text or the tokenizer: the tables are not damaged
+        # some InputErrors are also ValueErrors, but do not mean that the tables are damaged
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         if isinstance(error, OSError) and error.errno:
@@ -188,7 +187,7 @@ def _from_sound_tables(cache: Path, read: Callable[[], _T]) -> _T:
 def _encode(
     pairs: datasets.Dataset, tokenizer: PreTrainedTokenizerFast, max_length: int | None
 ) -> datasets.Dataset:
-    """`pairs` with columns input_ids, labels and length; without those longer than `max_length`."""
+    """`pairs` with columns input_ids, labels and length, without pairs longer than `max_length`."""
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list]:
         source, target = tokenizer(batch["source"]).input_ids, tokenizer(batch["target"]).input_ids
@@ -204,25 +203,25 @@ def _encode(
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    write_folder_whole(folder, lambda draft: save_tokenizer(tokenizer, draft), is_ours=lambda path: False)
+    write_folder_atomic(folder, lambda draft: save_tokenizer(tokenizer, draft), is_ours=lambda path: False)
 
 
 def _check_lengths(validation: datasets.Dataset, max_positions: int | None) -> None:
     for number, length in enumerate(validation["length"], start=1):
         if max_positions is None and length > MOST_SUBWORDS:
             raise InputError(
-                f"validation pair {number} has {length} subwords, and at most {MOST_SUBWORDS} are translated "
-                "at once. Split the pair, or take it out."
+                f"validation pair {number} must have at most {MOST_SUBWORDS} subwords; got {length}. "
+                "Split the pair, or remove it."
             )
         if max_positions is not None and length > max_positions:
             raise InputError(
-                f"validation pair {number} has {length} subwords, and learned positions end at "
-                f"model.max_positions = {max_positions}. Raise that, or take the pair out."
+                f"validation pair {number} must have at most model.max_positions = {max_positions} subwords, "
+                f"since positions are learned; got {length}. Raise max_positions, or remove the pair."
             )
 
 
 class _Texts:
-    """Both sides of all pairs, one after the other, as often as asked for; nothing is held in memory."""
+    """An iterable over both sides of all pairs, batch by batch; the text is not held in memory."""
 
     def __init__(self, pairs: datasets.Dataset) -> None:
         self.pairs = pairs

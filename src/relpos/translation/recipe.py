@@ -1,7 +1,7 @@
-"""Recipes: everything that decides a training run, as YAML checked by pydantic.
+"""Recipes: all settings of a training run, as YAML checked by pydantic.
 
-A key that does not exist is answered with the nearest one that does. Any key can also be given as an
-override, `training.updates=100`.
+An unknown key is an error that names the nearest known one. Overrides such as `training.updates=100` set
+single keys.
 """
 
 import os
@@ -14,13 +14,13 @@ import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from relpos.translation.corpora import CleaningRules, Source
-from relpos.translation.corpora.foreign import foreign_kind
+from relpos.translation.atomic_files import write_text_atomic
+from relpos.translation.corpora import CleaningRules, NumberLines, Source
+from relpos.translation.corpora.file_signatures import binary_format
 from relpos.translation.errors import RelposWarning, UsageError
-from relpos.translation.faults import sentences, shown
-from relpos.translation.files import write_text_whole
-from relpos.translation.limits import LENGTH_PENALTIES, SMALLEST_VOCABULARY
-from relpos.translation.yaml_text import MOST_BYTES, Dumper, YamlTextError, read_yaml
+from relpos.translation.recipe_errors import error_message, short_yaml
+from relpos.translation.setting_ranges import LENGTH_PENALTIES, SMALLEST_VOCABULARY
+from relpos.translation.strict_yaml import MOST_BYTES, Dumper, YamlTextError, read_yaml
 
 _DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,29 +30,27 @@ class _Section(BaseModel):
 
 
 class DataSettings(_Section):
-    """Where the text comes from."""
+    """The corpora, and how they are cleaned and split."""
 
     source_language: str = Field(default="en", description="Language tag of the source side.")
     target_language: str = Field(default="de", description="Language tag of the target side.")
     folder: Path = Field(
         default=Path("."),
         strict=False,
-        description="Relative paths below are taken from this folder; itself from the recipe's file, or "
-        "from the working folder if given as an option.",
+        description="Folder of the relative paths below. If relative itself, it starts at the recipe's file, "
+        "or at the working folder if given as an option.",
     )
-    train: list[Source] = Field(min_length=1, description="Corpora to learn from.")
-    validation: list[Source] = Field(default=[], description="Corpora to watch; empty: a share of `train`.")
-    test: list[Source] = Field(
-        default=[], description="Corpora to score in the end; empty: a share of `train`."
-    )
+    train: list[Source] = Field(min_length=1, description="Training corpora.")
+    validation: list[Source] = Field(default=[], description="Validation corpora; empty: a share of `train`.")
+    test: list[Source] = Field(default=[], description="Test corpora; empty: a share of `train`.")
     validation_share: float = Field(
-        default=0.02, ge=0, lt=0.5, description="Used where `validation` is empty."
+        default=0.02, ge=0, lt=0.5, description="Share of `train` if `validation` is empty."
     )
-    test_share: float = Field(default=0.02, ge=0, lt=0.5, description="Used where `test` is empty.")
+    test_share: float = Field(default=0.02, ge=0, lt=0.5, description="Share of `train` if `test` is empty.")
     cleaning: CleaningRules = Field(
-        default_factory=CleaningRules, description="What is dropped from `train` before it is split."
+        default_factory=CleaningRules, description="Which pairs of `train` are dropped before the split."
     )
-    seed: int = Field(default=0, description="Of the split. The same seed gives the same split.")
+    seed: int = Field(default=0, description="Seed of the split.")
 
     @property
     def sources(self) -> dict[str, list[Source]]:
@@ -67,52 +65,58 @@ class TokenizerSettings(_Section):
         default=8000,
         ge=SMALLEST_VOCABULARY,
         le=2**20,
-        description="Subwords, 256 bytes and 4 marks among them.",
+        description="Number of subwords, including 256 bytes and 4 special tokens.",
     )
 
 
 class ModelSettings(_Section):
-    """Sizes and positions, as in RelposConfig."""
+    """Sizes and positions of the model, as in RelposConfig."""
 
-    d_model: int = Field(default=512, gt=0, le=2**20, description="Width.")
+    d_model: int = Field(default=512, gt=0, le=2**20, description="Model width.")
     encoder_layers: int = Field(default=6, gt=0, le=1000, description="Layers of the encoder.")
     decoder_layers: int = Field(default=6, gt=0, le=1000, description="Layers of the decoder.")
     num_heads: int = Field(default=8, gt=0, description="Attention heads; divides d_model.")
     d_ff: int = Field(default=1024, gt=0, le=2**20, description="Width inside the feed-forward networks.")
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="On embeddings and on what each block adds.")
-    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="On attention weights.")
+    dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="Dropout of embeddings and of the output of each block."
+    )
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="Dropout of attention weights.")
     activation_dropout: float = Field(
-        default=0.1, ge=0, lt=1, description="Inside the feed-forward networks."
+        default=0.1, ge=0, lt=1, description="Dropout inside the feed-forward networks."
     )
     activation: Literal["relu", "gelu", "silu"] = Field(
-        default="relu", description="Of the feed-forward networks."
+        default="relu", description="Activation of the feed-forward networks."
     )
     norm_first: bool = Field(
-        default=True, description="Normalise before each block (true) or after it (false)."
+        default=True, description="Layer normalisation before each block (true) or after it (false)."
     )
     absolute_positions: Literal["none", "sinusoidal", "learned"] = Field(
         default="none", description="Positions added to the embeddings."
     )
-    max_positions: int = Field(default=512, gt=0, le=2**20, description="Rows of a learned table, tokens.")
-    relative_max_distance: int | Annotated[tuple[int, int], Field(strict=False)] | None = Field(
-        default=16, description="k, [left, right], or null for no relative positions."
+    max_positions: int = Field(
+        default=512, gt=0, le=2**20, description="Rows of the table of learned positions, tokens."
     )
-    relative_keys: bool = Field(default=True, description="Distances act on the keys (equation 4).")
-    relative_values: bool = Field(default=True, description="Distances act on the values (equation 3).")
+    relative_max_distance: int | Annotated[tuple[int, int], Field(strict=False)] | None = Field(
+        default=16, description="Clip distance k, or [left, right]; null for no relative positions."
+    )
+    relative_keys: bool = Field(default=True, description="Add relative positions to the keys (equation 4).")
+    relative_values: bool = Field(
+        default=True, description="Add relative positions to the values (equation 3)."
+    )
     relative_per_head: bool = Field(
-        default=False, description="One table per head, or one for all heads of a layer."
+        default=False, description="One table per head (true) or one for all heads of a layer (false)."
     )
 
     @field_validator("relative_max_distance", mode="before")
     @classmethod
     def _is_distance(cls, given: Any) -> Any:
-        """Told here as one fault, and not as one for each kind that it might be."""
+        """One error message, where pydantic would report one for each type of the union."""
         sides = () if given is None else given if isinstance(given, list | tuple) else (given,)
         is_pair = len(sides) == 2 or not isinstance(given, list | tuple)
         if not is_pair or not all(type(side) is int and side >= 0 for side in sides):
-            raise ValueError(f"must be null, k >= 0 or [left, right]; got {shown(given)}")
+            raise ValueError(f"must be null, k >= 0 or [left, right]; got {short_yaml(given)}")
         if any(side > 2**20 for side in sides):
-            raise ValueError(f"must be at most {2**20:,}; got {shown(given)}")
+            raise ValueError(f"must be at most {2**20:,}; got {short_yaml(given)}")
         return given
 
     @model_validator(mode="after")
@@ -123,71 +127,77 @@ class ModelSettings(_Section):
 
 
 class TrainingSettings(_Section):
-    """How long, how fast, and what is kept."""
+    """Duration, optimiser, validation and checkpoints."""
 
-    seed: int = Field(default=1, ge=0, lt=2**32, description="Of weights, dropout and the order of batches.")
-    updates: int = Field(default=100_000, gt=0, description="Optimiser steps at most.")
+    seed: int = Field(
+        default=1, ge=0, lt=2**32, description="Seed of initial weights, dropout and the order of batches."
+    )
+    updates: int = Field(default=100_000, gt=0, description="Maximum number of optimiser steps.")
     minutes: float | None = Field(
-        default=None, gt=0, description="Stop after this time, validation included; null: no limit."
+        default=None, gt=0, description="Time limit in minutes, validation included; null: no limit."
     )
     tokens_per_batch: int = Field(
-        default=4096, gt=0, description="Source or target tokens in a batch, with padding."
+        default=4096, gt=0, description="Source or target tokens in a batch, padding included."
     )
     max_length: int = Field(
-        default=128, gt=1, description="Longer training pairs are dropped, subwords a side."
+        default=128, gt=1, description="Maximum subwords on a side; longer training pairs are dropped."
     )
     accumulation: int = Field(default=1, gt=0, description="Batches per optimiser step and process.")
-    warmup: int = Field(default=4000, gt=0, description="Updates in which the learning rate rises.")
+    warmup: int = Field(default=4000, gt=0, description="Updates during which the learning rate rises.")
     learning_rate_scale: float = Field(
-        default=1.0, gt=0, description="s in s * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."
+        default=1.0,
+        gt=0,
+        description="s in the learning rate s * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5).",
     )
     adam_betas: tuple[_DecayRate, _DecayRate] = Field(
         default=(0.9, 0.98), strict=False, description="Adam's two decay rates."
     )
     adam_epsilon: float = Field(default=1e-9, gt=0, description="Adam's epsilon.")
     max_gradient_norm: float = Field(
-        default=0.0, ge=0, description="Longer gradients are shortened; 0: never."
+        default=0.0, ge=0, description="Clip gradients to this norm; 0: no clipping."
     )
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1, description="Of the training loss.")
+    label_smoothing: float = Field(
+        default=0.1, ge=0, lt=1, description="Label smoothing of the training loss."
+    )
     precision: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="bfloat16 means autocast."
+        default="float32", description="float32, or bfloat16 by autocast."
     )
-    log_every: int = Field(default=50, gt=0, description="Updates between lines of the log.")
+    log_every: int = Field(default=50, gt=0, description="Updates between log lines.")
     evaluate_every: int = Field(
-        default=1000, gt=0, description="Updates between validations, each with a checkpoint."
+        default=1000, gt=0, description="Updates between validations; each also saves a checkpoint."
     )
     best: Literal["loss", "bleu", "chrf"] = Field(
-        default="bleu", description="The validation score that chooses."
+        default="bleu", description="Validation score that chooses the best checkpoint."
     )
     patience: int | None = Field(
-        default=None, gt=0, description="Stop after so many validations without a better one."
+        default=None, gt=0, description="Stop after this many validations without improvement; null: never."
     )
-    keep: int = Field(default=3, gt=0, description="Latest checkpoints kept besides the best.")
+    keep: int = Field(default=3, gt=0, description="Number of latest checkpoints to keep, besides the best.")
     average: int = Field(
         default=1,
         gt=0,
-        description="Last checkpoints whose weights are averaged in the end; the average becomes the model "
-        "only where its validation score is no worse than that of the best single checkpoint.",
+        description="Number of last checkpoints to average at the end; the average becomes the model "
+        "only if its validation score is at least as good as that of the best checkpoint.",
     )
     validation_pairs: int = Field(
-        default=1000, gt=0, description="Validation pairs translated each time, at most."
+        default=1000, gt=0, description="Maximum number of pairs translated in a validation."
     )
 
 
 class TranslationSettings(_Section):
-    """Defaults that the model carries for translating."""
+    """Default settings of the search, saved with the model."""
 
-    beams: int = Field(default=4, gt=0, le=300, description="Hypotheses kept at each step; 1 is greedy.")
+    beams: int = Field(default=4, gt=0, le=300, description="Beam size; 1 is greedy search.")
     length_penalty: float = Field(
         default=0.6,
         ge=LENGTH_PENALTIES[0],
         le=LENGTH_PENALTIES[1],
-        description="Exponent on the length that divides a score.",
+        description="Scores are divided by length^length_penalty.",
     )
 
 
 class Recipe(_Section):
-    """One training run."""
+    """The settings of one training run."""
 
     format: Literal[1] = Field(default=1, description="Format of this file.")
     data: DataSettings
@@ -208,18 +218,18 @@ class Recipe(_Section):
 
 
 def packaged_recipes() -> list[str]:
-    """Names of the recipes that come with relpos."""
+    """Names of the packaged recipes."""
     folder = resources.files("relpos") / "recipes"
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe file, or one that comes with relpos by its name, and apply `key.key=value` overrides.
+    """Read a recipe from a file, or a packaged one by its name, and apply `key.key=value` overrides.
 
-    Paths in a file start at its folder, those of overrides and of packaged recipes at the working folder.
+    Paths in a file are relative to its folder, paths in overrides and packaged recipes to the working folder.
 
     Raises:
-        UsageError: no such file, not YAML, an unknown key (with the nearest known one) or a wrong value.
+        UsageError: the file is missing or not YAML, or a key is unknown or has a wrong value.
     """
     path = Path(name)
     if path.is_file():
@@ -232,7 +242,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         raise UsageError(f"{name}: no regular file; give a YAML file{hint}.")
     else:
         known = ", ".join(packaged_recipes())
-        raise UsageError(f"no recipe {name!r}: give a YAML file, or one that comes with relpos: {known}.")
+        raise UsageError(f"no recipe {name!r}: give a YAML file, or a packaged recipe: {known}.")
     try:
         values = read_yaml(text)
     except YamlTextError as error:
@@ -248,7 +258,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
 
 
 def _found(data: DataSettings, name: str, file: Path, overrides: list[str]) -> DataSettings:
-    """`data` with a folder that is absolute, and paths that the command line gives without one as well."""
+    """`data` with an absolute folder, and absolute paths for parts given on the command line."""
     here = Path.cwd()
     given = {override.partition("=")[0] for override in overrides}
     if "data.folder" in given or not file.is_file():
@@ -273,7 +283,7 @@ def _found(data: DataSettings, name: str, file: Path, overrides: list[str]) -> D
 
 
 def placed(source: Source, folder: Path) -> Source:
-    """`source` with its paths starting at `folder`."""
+    """`source` with its paths relative to `folder` resolved."""
     moved: dict[str, Any] = {}
     for key in ("tsv", "jsonl"):
         if getattr(source, key) is not None:
@@ -286,42 +296,47 @@ def placed(source: Source, folder: Path) -> Source:
 
 
 def check_recipe(values: dict[str, Any], name: str) -> Recipe:
-    """The recipe that `values` hold; `name` is used in messages."""
+    """The recipe in `values`; `name` is its name in error messages. Raises: UsageError."""
     try:
         return Recipe.model_validate(values)
     except pydantic.ValidationError as error:
-        raise UsageError(sentences(error, Recipe, name)) from None
+        raise UsageError(error_message(error, Recipe, name)) from None
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every key of `recipe`, defaults included; an older file is replaced at once or not at all.
+    """Write every key of `recipe`, including defaults; an existing file is replaced atomically.
 
-    The folder of its data is written as an absolute path, so that the file may be read anywhere.
+    The data folder is written as an absolute path, so that the file can be read from anywhere.
     """
-    write_text_whole(path, recipe_text(recipe))
+    write_text_atomic(path, recipe_text(recipe))
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """`recipe` as `write_recipe` writes it."""
+    """The text that `write_recipe` writes."""
     values = located(recipe).model_dump(mode="json")
     return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def located(recipe: Recipe) -> Recipe:
-    """`recipe` with the folder of its data as an absolute path, seen from the working folder."""
+    """`recipe` with its data folder as an absolute path."""
     folder = Path.cwd() / recipe.data.folder.expanduser()
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": folder})})
 
 
 def explain_recipe(recipe: Recipe) -> str:
-    """`recipe` as YAML with what every key means beside it."""
+    """`recipe` as YAML with a comment on every key."""
     lines = [f"format: {recipe.format}"]
     for name in ("data", "tokenizer", "model", "training", "translation"):
         section = getattr(recipe, name)
         lines += ["", f"{name}:  # {(type(section).__doc__ or '').splitlines()[0]}"]
         lines += _explain_keys(section, "  ")
-    lines += ["", "# What an entry of data.train, validation or test may hold:"]
-    lines += [f"#   {key}: {field.description}" for key, field in Source.model_fields.items()]
+    lines += ["", "# Keys of an entry of data.train, data.validation or data.test:"]
+    for key, field in Source.model_fields.items():
+        lines.append(f"#   {key}: {field.description}")
+        if key == "numbers":
+            lines += [
+                f"#     {inner}: {each.description}" for inner, each in NumberLines.model_fields.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -343,12 +358,11 @@ def _read(path: Path) -> str:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise UsageError(
-                f"{path}: no recipe, for it has {size:,} bytes and {MOST_BYTES:,} are the most; "
-                "name a YAML file."
+                f"{path}: a recipe must have at most {MOST_BYTES:,} bytes; got {size:,}. Name a YAML file."
             )
         content = path.read_bytes()
-        if kind := foreign_kind(content):
-            raise UsageError(f"{path} {kind}, as a recipe in YAML.")
+        if kind := binary_format(content):
+            raise UsageError(f"{path} {kind}; a recipe must be YAML.")
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}. Save the recipe as UTF-8.") from None

@@ -1,4 +1,4 @@
-"""The folder of a run: begun once, resumed only as what it was, from its newest whole checkpoint."""
+"""The folder of a run: begun once, resumed with the same settings from its newest complete checkpoint."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,20 +6,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from relpos.translation.atomic_files import write_text_atomic
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, verify
-from relpos.translation.errors import InputError
-from relpos.translation.files import write_text_whole
-from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
+from relpos.translation.errors import InputError, list_names
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, recipe_text, write_recipe
-from relpos.translation.removal import foreign_checkpoints, remove_beginning, remove_unfinished
+from relpos.translation.run_cleanup import foreign_checkpoints, remove_beginning, remove_unfinished
+from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
 from relpos.translation.tokenizer import MARKS
 
 _KIND = "run"
 _NAMES = ("recipe.yaml", "data.json", "tokenizer", "checkpoints", "metrics.jsonl", "logs", "cache", "model")
 _FINISHED = "finished"
 _SAME_SECTIONS = ("data", "tokenizer", "model")
-# with other values of these the updates that were made would not be those of this recipe
+# settings of `training` that must not change on resuming, since the updates made depend on them
 _SAME_TRAINING = (
     "seed",
     "tokens_per_batch",
@@ -38,10 +38,10 @@ _SAME_TRAINING = (
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run ready to train: the checkpoint to go on from, if any, and whether nothing is left to train.
+    """A run ready to train: the checkpoint to continue from, if any, and whether training is finished.
 
-    `format` is that of its folder; 1 is a run begun before folders were marked, when the schedule's first
-    step was 0.
+    `format` is the format of its folder; 1 is a run from before folders were marked, whose schedule begins at
+    step 0.
     """
 
     checkpoint: Path | None
@@ -50,40 +50,40 @@ class OpenRun:
 
 
 def check_new(run: Path) -> None:
-    """Refuse a folder in which no run can begin; writes nothing.
+    """Refuse a folder in which a run cannot begin. Writes nothing.
 
     Raises:
-        InputError: the folder holds a run already, or something of another's under a name that a run needs.
+        InputError: the folder has a run already, or a user's file with a name that a run needs.
     """
     if _format_of(run) is None:
         check_free(run, _KIND, _NAMES)
         return
     if has_begun(run):
-        raise InputError(f"{run} holds a run already. Add --resume to go on, or choose another --out.")
+        raise InputError(f"{run} holds a run already. Add --resume to continue it, or choose another --out.")
     _refuse_links(run)
-    # a beginning that failed gives way, but not what somebody has put in its place since
+    # the files of a run that failed early are replaced, but not a user's files
     taken = [name for name, is_ours in _ARE_OURS.items() if (run / name).exists() and not is_ours(run / name)]
     if taken:
         raise InputError(
-            f"{run} holds {', '.join(taken)} that this run did not write. Move it elsewhere first."
+            f"{run} holds {list_names(taken)} that this run did not write. Move it elsewhere first."
         )
     _refuse_foreign(run / "checkpoints")
 
 
 @contextmanager
 def working_in_run(run: Path) -> Iterator[None]:
-    """Be the only process that works in `run`, which is made where it is missing. Raises: InputError."""
-    # what has not begun begins as it would today
+    """Create and lock the folder `run`. Raises: InputError."""
+    # a run without a checkpoint gets the present format
     begun_as = _format_of(run) if has_begun(run) else None
     with working_in(run, _KIND, begun_as or FORMAT):
         yield
 
 
 def begin_run(recipe: Recipe, run: Path) -> OpenRun:
-    """Begin a new run in its folder. What failed there before its first checkpoint gives way.
+    """Begin a new run in its folder, and remove a run that failed before its first checkpoint.
 
     Raises:
-        InputError: as `check_new`. OSError: it cannot be written.
+        InputError: as `check_new`. OSError: the folder cannot be written.
     """
     check_new(run)
     remove_beginning(run)
@@ -92,19 +92,19 @@ def begin_run(recipe: Recipe, run: Path) -> OpenRun:
 
 
 def check_resumable(run: Path) -> None:
-    """Refuse a folder that holds no run of ours; writes nothing. Raises: InputError."""
+    """Refuse a folder without a run of relpos. Writes nothing. Raises: InputError."""
     if _format_of(run) is None or not (run / "recipe.yaml").is_file():
-        raise InputError(f"{run} holds no run to resume. Leave --resume out to begin one.")
+        raise InputError(f"{run} holds no run to resume. Omit --resume to begin one.")
     _refuse_links(run)
 
 
 def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> OpenRun:
-    """Find where to go on in `run`; what was not finished there is removed.
+    """Find the checkpoint to continue from, and remove incomplete ones.
 
-    A checkpoint that was damaged is passed over, and the one before it is taken.
+    Damaged checkpoints are skipped.
 
     Raises:
-        InputError: it is another run, its model was changed, or every checkpoint is damaged.
+        InputError: the run has other settings, its model was changed, or every checkpoint is damaged.
     """
     check_resumable(run)
     written = run / "recipe.yaml"
@@ -122,7 +122,7 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
         write_recipe(recipe, written)
     is_finished = checkpoint is not None and (
         updates_of(checkpoint) >= recipe.training.updates
-        # one that was passed over came after the end of an earlier recipe
+        # not if a later checkpoint was skipped
         or (
             (checkpoint / _FINISHED).exists()
             and _is_same(before, recipe)
@@ -133,29 +133,29 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
 
 
 def has_begun(run: Path) -> bool:
-    """Whether a run of ours holds a checkpoint or a model: something would be lost by beginning again."""
+    """Whether the folder has a run with a checkpoint or a model, which beginning again would lose."""
     return _format_of(run) is not None and (
         is_sealed(run / "model") or bool(sealed_checkpoints(run / "checkpoints"))
     )
 
 
 def has_model(run: Path, recipe: Recipe) -> bool:
-    """Whether the model in `run` is whole and was made by `recipe`."""
+    """Whether `run` has a complete model that was trained by `recipe`."""
     return is_sealed(run / "model") and _is_same(load_recipe(str(run / "model" / "recipe.yaml")), recipe)
 
 
 def mark_finished(checkpoint: Path) -> None:
-    """Note in a checkpoint, before it is sealed, that training came to its end with it."""
+    """Mark a checkpoint, before it is sealed, as the end of training."""
     (checkpoint / _FINISHED).touch()
 
 
 def updates_of(checkpoint: Path) -> int:
-    """Updates that were made when `checkpoint` was saved."""
+    """The number of updates before `checkpoint` was saved."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def _is_same(before: Recipe, recipe: Recipe) -> bool:
-    """Whether two recipes are alike but for the place of the text, which may be moved."""
+    """Whether two recipes are equal except for the data folder, which may be moved."""
     data = before.data.model_copy(update={"folder": recipe.data.folder})
     return before.model_copy(update={"data": data}) == recipe
 
@@ -166,7 +166,7 @@ def _check_same(before: Recipe, recipe: Recipe, run: Path) -> None:
         (f"{section}.{key}", getattr(then, key), getattr(now, key))
         for section, then, now in pairs
         for key in type(then).model_fields
-        # the text may be moved, since the run has read it
+        # the data folder may be moved, since the run has its text in its cache
         if (section, key) != ("data", "folder")
     ]
     compared += [
@@ -188,7 +188,7 @@ def _newest_undamaged(checkpoints: list[Path], report: Callable[[str], None]) ->
             verify(checkpoint)
         except InputError as error:
             faults.append(str(error))
-            report(f"passed over: {error}")
+            report(f"skipped: {error}")
         else:
             return checkpoint
     if faults:
@@ -197,7 +197,7 @@ def _newest_undamaged(checkpoints: list[Path], report: Callable[[str], None]) ->
 
 
 def _format_of(run: Path) -> int | None:
-    """The format of a run of ours: that of its mark, or 1 by what runs held before there were marks."""
+    """The format of a run: that of its mark, or 1 for a run from before marks; None for other folders."""
     marked = format_of(run, _KIND)
     if marked is not None:
         return marked
@@ -209,12 +209,12 @@ def _format_of(run: Path) -> int | None:
 
 
 def _check_model(model: Path) -> None:
-    """Refuse to go on where the model would be replaced and is not the one that the run wrote."""
+    """Refuse to resume if the model in the run, which would be replaced, was not written by it."""
     if not model.exists():
         return
-    advice = "A run that goes on replaces it. Move it elsewhere first."
+    advice = "Resuming replaces it. Move it elsewhere first."
     if not is_sealed(model) or is_sealed_by_user(model):
-        raise InputError(f"{model} is not as this run wrote it. {advice}")
+        raise InputError(f"{model} was not written by this run. {advice}")
     try:
         verify(model)
     except InputError as error:
@@ -222,26 +222,26 @@ def _check_model(model: Path) -> None:
 
 
 def _refuse_links(run: Path) -> None:
-    """Refuse links under the names of a run's files, which would be written where they lead."""
+    """Refuse links with the names of a run's files, since writing would change their targets."""
     for name in ("recipe.yaml", "data.json", "metrics.jsonl"):
         if (run / name).is_symlink():
-            raise InputError(f"{run / name} is a link, and a run writes there. Move it elsewhere first.")
+            raise InputError(f"{run / name} must be a regular file; got a link. Move it elsewhere first.")
 
 
-def told_foreign(paths: list[Path]) -> str:
-    """The sentence about what stands where checkpoints go."""
+def foreign_message(paths: list[Path]) -> str:
+    """The error message for paths with the names of checkpoints that a run did not save."""
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{paths[0]}{more} was not saved by this run, which may need the name. Move it elsewhere first."
+    return f"{paths[0]}{more} was not saved by this run, which may need this name. Move it elsewhere first."
 
 
 def _refuse_foreign(checkpoints: Path) -> None:
     foreign = foreign_checkpoints(checkpoints)
     if foreign:
-        raise InputError(told_foreign(foreign))
+        raise InputError(foreign_message(foreign))
 
 
 def _is_our_recipe(file: Path) -> bool:
-    """Whether `write_recipe` wrote it: every key, in its order, without a comment."""
+    """Whether `write_recipe` wrote the file: every key, in order, without comments."""
     try:
         recipe = load_recipe(str(file))
         return recipe_text(recipe) == file.read_text("utf-8")
@@ -272,7 +272,7 @@ def _is_our_tokenizer(folder: Path) -> bool:
         return False
 
 
-# what a run writes before its first checkpoint, and would write over; nothing of a model
+# tests of the files that a run writes before its first checkpoint, and replaces
 _ARE_OURS: dict[str, Callable[[Path], bool]] = {
     "recipe.yaml": _is_our_recipe,
     "data.json": _is_our_summary,
@@ -286,21 +286,21 @@ def _tell_foreign(checkpoints: Path, report: Callable[[str], None]) -> None:
     known = {path.name for path in sealed_checkpoints(checkpoints)}
     for path in sorted(checkpoints.glob("*")):
         if path.name not in known:
-            report(f"left alone: {path} is no checkpoint of this run")
+            report(f"ignored: {path} is not a checkpoint of this run")
 
 
 def _read_metrics(file: Path) -> list[tuple[int, str]]:
-    """The whole lines of a metrics file, each with its update; a line cut short by a kill is left out.
+    """The lines of a metrics file, each with its update; an incomplete last line is dropped.
 
     Raises:
-        InputError: a line holds no record.
+        InputError: a line is not a record.
     """
     if not file.exists():
         return []
     check_regular(file)
     found = []
     with file.open("rb") as opened:
-        # a line of ours has some hundred bytes
+        # a valid line has a few hundred bytes
         for number, raw in enumerate(iter(lambda: opened.readline(MEBIBYTE), b""), start=1):
             if not raw.endswith(b"\n") and len(raw) < MEBIBYTE:
                 break
@@ -309,14 +309,14 @@ def _read_metrics(file: Path) -> list[tuple[int, str]]:
                 found.append((int(json.loads(line)["step"]), line))
             except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
                 raise InputError(
-                    f"{file} line {number} is damaged, or another's. Delete that line, or move the file "
-                    "away, and go on with --resume."
+                    f"{file} line {number} is damaged, or not written by relpos. Delete that line or move "
+                    "the file, and continue with --resume."
                 ) from None
     return found
 
 
 def _cut_metrics(file: Path, lines: list[tuple[int, str]], last_step: int) -> None:
-    """Forget the lines of updates that will be made again."""
+    """Drop the lines of updates after `last_step`, which will be repeated."""
     kept = "".join(f"{line}\n" for step, line in lines if step <= last_step)
     if file.exists() and file.read_bytes() != kept.encode():
-        write_text_whole(file, kept)
+        write_text_atomic(file, kept)

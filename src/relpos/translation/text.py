@@ -1,6 +1,6 @@
-"""The one form of text that models read and write, on every way in.
+"""Text normalisation, applied to all text that models read and write.
 
-The same rules stand in the tokenizers that relpos saves, so that plain transformers follow them too.
+The tokenizers that relpos saves contain the same rules, so transformers applies them too.
 """
 
 import re
@@ -10,12 +10,11 @@ from tokenizers import Regex, normalizers
 
 from relpos.translation.errors import InputError
 
-# what Python's `str.split` splits at
+# the characters that Python's `str.split` splits at
 _SPACES = r"\t-\r\x{1c}-\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 
-# signs of control, soft hyphens, zero-width spaces and joiners of words, byte-order marks, and code points
-# that Unicode keeps free for ever. Joiners of letters (U+200C, U+200D), signs of direction and variation
-# selectors change how a text is read, and stay
+# control characters, soft hyphens, zero-width spaces, word joiners, byte-order marks and noncharacters.
+# Letter joiners (U+200C, U+200D), direction marks and variation selectors change how a text reads, and stay
 _DROPPED = r"[\x{0}-\x{8}\x{e}-\x{1b}\x{7f}-\x{84}\x{86}-\x{9f}\x{ad}\x{200b}\x{2060}\x{feff}]|\p{NChar}"
 
 NORMALIZER = normalizers.Sequence(
@@ -24,7 +23,7 @@ NORMALIZER = normalizers.Sequence(
         normalizers.NFC(),
         normalizers.Replace(Regex(f"[{_SPACES}]+"), " "),
         normalizers.Strip(),
-        # of a text in which nothing can be seen, nothing is left
+        # a text without a visible character becomes empty
         normalizers.Replace(Regex(r"\A[\p{DI} ]+\z"), ""),
     ]
 )
@@ -33,19 +32,19 @@ _ASCII = re.compile(r"[!-~]")
 
 
 class TextError(InputError, ValueError):
-    """A text holds what no text can. In a command it is one line, without a traceback."""
+    """A text is not valid Unicode. A command prints it as one line, without a traceback."""
 
 
 def normal(text: str, where: str = "the text") -> str:
-    """The text in Unicode's form C, words with single spaces, without invisible signs that mean nothing.
+    """The text in Unicode form C, with single spaces between words, without meaningless invisible characters.
 
-    Normalising twice is normalising once. A text in which nothing can be seen becomes empty.
+    The function is idempotent. A text without a visible character becomes empty.
 
     Args:
-        where: begins the message of an error, for example "line 3".
+        where: name of the text in error messages, for example "line 3".
     Raises:
-        TextError: it holds half of a surrogate pair.
-        TypeError: it is no str.
+        TextError: the text contains half of a surrogate pair.
+        TypeError: the text is not a str.
     """
     if not isinstance(text, str):
         raise TypeError(f"{where} must be a str; got {type(text).__name__}.")
@@ -56,14 +55,14 @@ def normal(text: str, where: str = "the text") -> str:
     except UnicodeEncodeError as error:
         raise TextError(
             f"{where} has half of a surrogate pair, U+{ord(text[error.start]):04X}, as character "
-            f"{error.start + 1}; it is no text in Unicode: decode it anew, or take the character out."
+            f"{error.start + 1}; decode the text again, or remove the character."
         ) from None
 
 
 def _is_plain(text: str) -> bool:
-    """Whether `text` is surely normal already, as most text is: 20 times faster than normalising it."""
+    """Whether `text` is certainly normalised, as most text is; 20 times faster than normalising it."""
     return (
-        text.isprintable()  # no white space but U+0020, nothing that is dropped
+        text.isprintable()  # no white space other than U+0020, and no dropped character
         and _ASCII.search(text) is not None
         and "  " not in text
         and not text.startswith(" ")

@@ -1,4 +1,4 @@
-"""Subwords: one BPE for both languages, with bytes to fall back on, so that nothing is unknown."""
+"""Subword tokenizer: one BPE for both languages with byte fallback, so that no character is unknown."""
 
 import json
 from collections import Counter
@@ -9,30 +9,30 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from relpos.translation.errors import InputError, first_line
-from relpos.translation.limits import SMALLEST_VOCABULARY
+from relpos.translation.setting_ranges import SMALLEST_VOCABULARY
 from relpos.translation.text import NORMALIZER, normal
 from relpos.translation.tokenizer_files import read_tokenizer
 
-# a word joiner ends each mark. Normalising takes it out of any text, so that "<s>" typed there is no mark,
-# while tokens that a user adds are found
+# each special token ends with a word joiner. Normalisation removes word joiners from text, so that "<s>" in a
+# text is not a special token, while tokens that a user adds are found
 _PAD, _BOS, _EOS, _UNK = "<pad>\u2060", "<s>\u2060", "</s>\u2060", "<unk>\u2060"
 MARKS = [_PAD, _BOS, _EOS, _UNK]
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
-# characters of a word that are learned and encoded together: learning takes the square of them
+# longer words are cut before training and encoding; the time of training grows with the square of the length
 _LONGEST_WORD = 256
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Learn `vocabulary` subwords from `texts`, both languages mixed; the same texts give the same ones.
+    """Learn `vocabulary` subwords from `texts` in both languages; training is deterministic.
 
-    Words keep the space before them as "▁"; punctuation marks and digits stand alone; a character that
-    was not learned becomes its UTF-8 bytes; words of more than 256 characters are cut. Encoding normalises
-    as `text.normal` does and appends the end mark. Decoding gives back the normal text, with a space for
-    each "▁". `texts` is read twice: an iterator is held in memory, anything else is iterated again.
+    Words include the space before them as "▁". Punctuation marks and digits are separate. A character that
+    was not learned becomes its UTF-8 bytes. Words of more than 256 characters are cut. Encoding normalises
+    as `text.normal` does and appends the end token. Decoding gives the normalised text, with a space for
+    each "▁". `texts` is iterated twice; an iterator is first read into memory.
 
     Raises:
-        InputError: the text holds fewer subwords than `vocabulary`.
+        InputError: `texts` yields fewer subwords than `vocabulary`.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=_UNK, byte_fallback=True))
     tokenizer.normalizer = NORMALIZER
@@ -48,7 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=MARKS + _BYTES,
-        # chosen here, since the trainer breaks ties between equally frequent characters by chance
+        # the trainer itself breaks ties between equally frequent characters at random
         initial_alphabet=_frequent_characters(texts, limit),
         limit_alphabet=limit,
         show_progress=False,
@@ -58,7 +58,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     if found < vocabulary:
         suffices = found >= SMALLEST_VOCABULARY
         smaller = f"set tokenizer.vocabulary to {found} or less, or " if suffices else ""
-        least = "" if suffices else f" ({SMALLEST_VOCABULARY} are the least that a recipe takes)"
+        least = "" if suffices else f" (a recipe needs at least {SMALLEST_VOCABULARY})"
         raise InputError(
             f"the corpus is too small for its vocabulary: it yields {found} subwords, the recipe asks for "
             f"{vocabulary}{least}; {smaller}give more text."
@@ -84,7 +84,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
 
 
 def _frequent_characters(texts: Iterable[str], limit: int) -> list[str]:
-    """The `limit` most frequent characters as the trainer sees them; of equally frequent ones the first."""
+    """The `limit` most frequent characters after normalisation; ties are broken by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update("▁" + normal(text).replace(" ", "▁"))
@@ -92,7 +92,7 @@ def _frequent_characters(texts: Iterable[str], limit: int) -> list[str]:
 
 
 def _with_plain_bytes(tokenizer: Tokenizer) -> Tokenizer:
-    """The same subwords, with bytes as ordinary ones: as marks, decoding would drop them."""
+    """The tokenizer with bytes as ordinary subwords; decoding would drop them as special tokens."""
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in MARKS]
     return Tokenizer.from_str(json.dumps(content))
@@ -105,10 +105,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:
-        # how `tokenizers` tells of a full disk
+        # `tokenizers` raises a bare Exception on a full disk
         raise OSError(first_line(error)) from error
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in `folder`; no code and no network. Raises: InputError."""
+    """The tokenizer saved in `folder`; runs no code and needs no network. Raises: InputError."""
     return read_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""transformers' Seq2SeqTrainer with token batches, scores while training, and sealed checkpoints."""
+"""transformers' Seq2SeqTrainer with token batches, validation scores, and sealed checkpoints."""
 
 import json
 import math
@@ -36,26 +36,26 @@ from relpos.translation.evaluation import score
 from relpos.translation.generation import Search, Translator
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.recipe import TrainingSettings
-from relpos.translation.removal import (
+from relpos.translation.run_cleanup import (
     SAVING,
     foreign_checkpoints,
     keep_newest,
     remove_checkpoint,
     remove_links,
 )
-from relpos.translation.runs import mark_finished, told_foreign
+from relpos.translation.runs import foreign_message, mark_finished
 from relpos.translation.schedule import share_of_peak
 
 
 class RelposTrainer(Seq2SeqTrainer):
-    """The trainer of one run: token batches, speed in target tokens per second, loss, BLEU and chrF.
+    """The trainer of one run; logs speed in target tokens per second, loss, BLEU and chrF.
 
     Args:
-        settings: of the recipe; what transformers knows of them is also in `args`.
-        train_dataset, eval_dataset: as `Prepared` holds them.
-        metrics: file that receives every logged line as JSON.
-        stopped: a signal that came is put here; the trainer then saves and stops.
-        first_step: of the schedule, at the first update (schedule.py).
+        settings: the training settings of the recipe; those that transformers supports are also in `args`.
+        train_dataset, eval_dataset: as in `Prepared`.
+        metrics: file for every logged line, as JSON.
+        stopped: list of received signals; when it is not empty, the trainer saves and stops.
+        first_step: step of the schedule at the first update, see schedule.py.
     """
 
     model: RelposForConditionalGeneration
@@ -86,7 +86,6 @@ class RelposTrainer(Seq2SeqTrainer):
         self.settings, self._first_step = settings, first_step
         self._keep = max(settings.keep, settings.average)
         self._stopped = stopped
-        self._collate = PairCollator(tokenizer.pad_token_id)
         self._seconds_before = 0.0
         self._tokens = 0
         self._started = self._ticked = time.perf_counter()
@@ -96,28 +95,28 @@ class RelposTrainer(Seq2SeqTrainer):
         self.add_callback(_Stop(self, stopped))
         if self.is_world_process_zero():
             board = TensorBoardCallback()
-            # not under the checkpoints, where it would go after the end of training too
+            # set here, since the default is a folder below the checkpoints
             board.logging_dir = str(metrics.parent / "logs")
             self.add_callback(board)
 
     @property
     def seconds(self) -> float:
-        """Time spent training, validation included, over all resumptions of the run."""
+        """Seconds of training, including validation and earlier sessions."""
         return self._seconds_before + self.session_seconds
 
     @property
     def session_seconds(self) -> float:
-        """Time since training began or went on in this process."""
+        """Seconds since training began or resumed in this process."""
         return time.perf_counter() - self._started
 
     def start_clock(self) -> None:
-        """Begin to count seconds where an earlier session ended."""
+        """Start counting seconds from the end of the earlier session."""
         self._started = self._ticked = time.perf_counter()
         history = self.state.log_history
         self._seconds_before = max((line["seconds"] for line in history if "seconds" in line), default=0.0)
 
     def recall(self, checkpoint: Path) -> None:
-        """Take over the state in `checkpoint`, where training ended before."""
+        """Load the state in `checkpoint`, at which training ended."""
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.control.should_training_stop = True
         self.start_clock()
@@ -125,7 +124,7 @@ class RelposTrainer(Seq2SeqTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """The paper's schedule; transformers' own begins at step 0, with a rate of 0."""
+        """The paper's schedule; that of transformers begins at step 0, with rate 0."""
         if self.lr_scheduler is None:
             given = self.optimizer if optimizer is None else optimizer
             assert given is not None
@@ -148,10 +147,10 @@ class RelposTrainer(Seq2SeqTrainer):
             num_processes=self.args.world_size,
         )
         columns = rows.select_columns(["input_ids", "labels"])
-        # a generator of its own, since a loader would draw a number from torch's: a validation must not
-        # change the dropout of the updates behind it
+        # its own generator, since a loader draws a number from torch's default one, and a validation must not
+        # change the dropout of later updates
         return EpochLoader(
-            columns, batch_sampler=batches, collate_fn=self._collate, generator=torch.Generator()
+            columns, batch_sampler=batches, collate_fn=self.data_collator, generator=torch.Generator()
         )
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -160,10 +159,10 @@ class RelposTrainer(Seq2SeqTrainer):
         return super().training_step(model, inputs, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the time so far and the speed since the last line."""
+        """Log `logs` with the time so far and the speed since the last line. Raises: InputError for NaN."""
         if not math.isfinite(logs.get("loss", 0.0)):
             raise InputError(
-                f"the loss is no number any more at update {self.state.global_step}. Lower "
+                f"the loss must be finite; got {logs['loss']} at update {self.state.global_step}. Lower "
                 "training.learning_rate_scale, or set training.max_gradient_norm."
             )
         if "loss" in logs:
@@ -197,7 +196,7 @@ class RelposTrainer(Seq2SeqTrainer):
         }
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._ticked += time.perf_counter() - paused  # speed is that of training alone
+        self._ticked += time.perf_counter() - paused  # the speed excludes validation
         return metrics
 
     @torch.no_grad()
@@ -213,7 +212,7 @@ class RelposTrainer(Seq2SeqTrainer):
         return sum(total for total, _ in shares) / max(1, sum(count for _, count in shares))
 
     def _translate(self, texts: list[str]) -> list[str]:
-        """Greedy translations, each process doing its share."""
+        """Greedy translations, distributed over the processes."""
         translator = Translator(self.model, self.processing_class)
         search = Search(beams=1, tokens_per_batch=self.settings.tokens_per_batch)
         mine = texts[self.args.process_index :: self.args.world_size]
@@ -226,18 +225,18 @@ class RelposTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
-        # the time since the last logged line, for whoever resumes from here
+        # the time since the last logged line, for resuming
         self.state.log_history.append({"step": self.state.global_step, "seconds": round(self.seconds, 2)})
         try:
             if self.args.should_save:
                 if foreign_checkpoints(folder.parent):
-                    raise InputError(told_foreign(foreign_checkpoints(folder.parent)))
+                    raise InputError(foreign_message(foreign_checkpoints(folder.parent)))
                 folder.mkdir(parents=True, exist_ok=True)
                 remove_links(folder)
                 (folder / SAVING).touch()
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
-            # every process writes its random state into the folder
+            # every process writes its random state to the folder
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 if self.control.should_training_stop and not self._stopped:
@@ -249,13 +248,13 @@ class RelposTrainer(Seq2SeqTrainer):
             cause = _why_not_saved(error, folder)
             remove_checkpoint(folder)
             raise cause from error
-        # where an old one cannot be removed, the new one stays
+        # after saving, so that the new checkpoint stays if an old one cannot be removed
         if self.args.should_save:
             keep_newest(folder.parent, self._keep, self.state.best_global_step)
 
 
 class _Progress(TrainerCallback):
-    """Lines for a program (metrics.jsonl) and a bar and lines for a person (standard error)."""
+    """Writes JSON lines to metrics.jsonl, and a progress bar and text lines to standard error."""
 
     def __init__(self, trainer: RelposTrainer, path: Path) -> None:
         self.trainer, self.path = trainer, path
@@ -275,7 +274,7 @@ class _Progress(TrainerCallback):
                 desc="training",
                 unit="update",
                 mininterval=1.0,
-                disable=None,  # no bar where standard error is no terminal
+                disable=None,  # no bar if standard error is not a terminal
             )
 
     def on_step_end(
@@ -293,7 +292,7 @@ class _Progress(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_unused: Any,
     ) -> None:
-        """Write one line for a program and one for a person."""
+        """Write one JSON line and one text line."""
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -302,7 +301,7 @@ class _Progress(TrainerCallback):
         tqdm.write(_line(state, logs, left), file=sys.stderr)
 
     def _seconds_left(self, state: TrainerState) -> float:
-        """What the rest will take at the pace of this session, validations included."""
+        """Estimated seconds left at the speed of this session, validations included."""
         trainer, limit = self.trainer, self.trainer.settings.minutes
         made, still = state.global_step - self.resumed_at, state.max_steps - state.global_step
         rest = trainer.session_seconds / made * still if made > 0 else math.inf
@@ -317,9 +316,9 @@ class _Progress(TrainerCallback):
 
 
 class _Stop(TrainerCallback):
-    """Stop after a step: with a last validation when time or updates are over, without on a signal.
+    """Stops training: at the limit of time or updates after a last validation, on a signal without one.
 
-    And after a validation, when `patience` of them have brought nothing better.
+    Also stops after `patience` validations without improvement.
     """
 
     def __init__(self, trainer: RelposTrainer, stopped: list[int]) -> None:
@@ -328,7 +327,7 @@ class _Stop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_unused: Any
     ) -> None:
-        """Ask the trainer to stop if it is time; all processes alike."""
+        """Ask the trainer to stop at a limit or on a signal; all processes decide alike."""
         limit = self.trainer.settings.minutes
         is_over = limit is not None and self.trainer.seconds >= 60 * limit
         is_stopped = bool(self.stopped)
@@ -351,7 +350,7 @@ class _Stop(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **_unused: Any,
     ) -> None:
-        """Ask the trainer to stop if it has waited long enough, by the history that resuming keeps."""
+        """Ask the trainer to stop when patience is exhausted, by the history, which resuming keeps."""
         assert metrics is not None
         settings = self.trainer.settings
         value, best = metrics[f"eval_{settings.best}"], state.best_metric
@@ -363,14 +362,14 @@ class _Stop(TrainerCallback):
 
 
 def _why_not_saved(error: Exception, folder: Path) -> OSError:
-    """The system's failure in saving, which torch, safetensors and tokenizers tell in their own words."""
+    """The operating system's error behind a failure of torch, safetensors or tokenizers to save."""
     if isinstance(error, OSError) and error.errno:
         return error
     told = re.search(r"os error ([0-9]+)", str(error))
     if told:
         return OSError(int(told[1]), os.strerror(int(told[1])), str(folder))
     try:
-        # what fails here failed before, and has its number
+        # a write to the same folder fails for the same reason, with an errno
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))
     except OSError as again:
@@ -379,9 +378,9 @@ def _why_not_saved(error: Exception, folder: Path) -> OSError:
 
 
 def _line(state: TrainerState, logs: dict[str, float], seconds_left: float) -> str:
-    """What a person reads of a logged line."""
+    """The text of a logged line."""
     update = f"update {state.global_step:>{len(f'{state.max_steps:,}')},} of {state.max_steps:,}"
-    rest = _told_time(seconds_left) if state.global_step < state.max_steps else ""
+    rest = _time_left(seconds_left) if state.global_step < state.max_steps else ""
     if "eval_loss" in logs:
         return (
             f"{update}  validation loss {logs['eval_loss']:.3f}  BLEU {logs['eval_bleu']:.2f}  "
@@ -393,8 +392,8 @@ def _line(state: TrainerState, logs: dict[str, float], seconds_left: float) -> s
     )
 
 
-def _told_time(seconds: float) -> str:
-    """The end of a line that says how long it will take; nothing where that is not known."""
+def _time_left(seconds: float) -> str:
+    """The time left, for the end of a line; empty if it is unknown."""
     if seconds == math.inf:
         return ""
     for unit, length in (("h", 3600), ("min", 60)):

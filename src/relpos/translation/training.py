@@ -1,4 +1,4 @@
-"""Training runs: a recipe becomes a folder with a model in it; what was begun can be resumed."""
+"""Training runs: trains the model of a recipe in a folder, and resumes interrupted runs."""
 
 import errno
 import math
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Seq2SeqTrainingArguments, set_
 from relpos.translation.checkpoints import (
     average_weights,
     is_sealed,
-    save_whole,
+    save_sealed,
     sealed_checkpoints,
     write_weights,
 )
@@ -41,24 +41,25 @@ from relpos.translation.schedule import peak_rate
 from relpos.translation.tokenizer import save_tokenizer
 from relpos.translation.trainer import RelposTrainer
 
-# no space, a quota, a limit on the size of files
+# a full disk, a quota, a limit on file size
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def train(
     recipe: Recipe, run: Path, *, resume: bool = False, report: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Train the model of `recipe` in the folder `run` and return the folder of the finished model.
+    """Train the model of `recipe` in the folder `run`; returns the folder of the finished model.
 
-    `run` receives recipe.yaml, data.json (what was read and dropped), tokenizer/, checkpoints/,
-    metrics.jsonl (every logged line), logs/ (TensorBoard) and, in the end, model/.
+    Writes recipe.yaml, data.json (the counts of pairs), tokenizer/, checkpoints/, metrics.jsonl (every logged
+    line), logs/ (TensorBoard) and, at the end, model/ into `run`.
 
     Args:
-        resume: go on from the last whole checkpoint in `run`, with the very losses of an unbroken run.
-        report: receives lines about the progress, for a person.
+        resume: continue from the last complete checkpoint in `run`, with exactly the losses of an
+            uninterrupted run.
+        report: called with lines about the progress.
     Raises:
-        InputError: the recipe's data cannot be used, `run` holds another run, or the disk is full.
-        Interrupted: SIGINT, SIGTERM or SIGHUP came; the state is saved.
+        InputError: the recipe's data cannot be used, `run` has another run, or the disk is full.
+        Interrupted: by SIGINT, SIGTERM or SIGHUP; the state is saved.
     """
     recipe = located(recipe)
     processes = PartialState(cpu=not torch.accelerator.is_available())
@@ -80,7 +81,7 @@ def train(
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise InputError(
-                f"{run}: whoever read the progress has left, and training stopped. Go on: train with "
+                f"{run}: the reader of the progress closed the pipe. Training stopped; continue: train with "
                 "--resume, reproduce by the same command."
             ) from error
         if isinstance(error, FileNotFoundError | ConnectionError):
@@ -100,13 +101,13 @@ def _train(
     report(f"{model.num_parameters():,} weights")
     if recipe.training.warmup >= recipe.training.updates:
         report(
-            "note: the learning rate will still be rising in the end: training.warmup is "
+            "note: the learning rate will still be rising at the end: training.warmup is "
             f"{recipe.training.warmup}, training.updates {recipe.training.updates}; "
             "a tenth to a third of the updates is usual"
         )
     first_step = 0 if open_run.format == 1 else 1
     if not first_step:
-        report("the run was begun by an earlier relpos, and keeps its schedule: its first update had rate 0")
+        report("this run was begun by an earlier relpos and keeps its schedule: the first rate is 0")
     with _noted_signals() as stopped:
         trainer = _make_trainer(recipe, prepared, model, run, stopped, first_step)
         if open_run.is_finished:
@@ -125,7 +126,7 @@ def _train(
 
 
 def make_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> RelposConfig:
-    """The model's configuration, with the tokenizer's numbers in it."""
+    """The configuration of the recipe's model, with the token ids of `tokenizer`. Raises: InputError."""
     settings = recipe.model.model_dump(mode="json")
     try:
         return RelposConfig(
@@ -190,14 +191,14 @@ def _make_trainer(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Collects signals that end a process; the second of a kind acts as it always does."""
+    """Collect signals that end a process; a second signal of a kind has its usual effect."""
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # no SIGHUP on Windows
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # ignored ones stay so: nohup does that
+    # ignored signals stay ignored, as under nohup
     before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
 
     def note(number: int, _frame: Any) -> None:
@@ -218,7 +219,7 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
     best = _best_checkpoint(trainer, run)
     folder = run / "model"
     if trainer.is_world_process_zero():
-        save_whole(folder, lambda draft: _write_model(trainer, recipe, best, draft))
+        save_sealed(folder, lambda draft: _write_model(trainer, recipe, best, draft))
     trainer.accelerator.wait_for_everyone()
     recent = sealed_checkpoints(run / "checkpoints")[-recipe.training.average :]
     if recipe.training.average > 1 and len(recent) > 1:
@@ -239,34 +240,34 @@ def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[
                 _write_model(trainer, recipe, best, draft)
                 write_weights(averaged, draft)
 
-            save_whole(folder, write)
+            save_sealed(folder, write)
         trainer.accelerator.wait_for_everyone()
     return folder
 
 
 def _load(weights: dict[str, torch.Tensor], model: RelposForConditionalGeneration) -> None:
-    """Put `weights` into `model`; tied weights come once."""
-    # by name, since attention forgives a state dict that has no tables
+    """Load `weights` into `model`; tied weights appear once."""
+    # compared by name, since attention accepts a state dict without tables
     assert model.state_dict().keys() - weights.keys() <= set(model.all_tied_weights_keys)
     assert not model.load_state_dict(weights, strict=False).unexpected_keys
 
 
 def _best_checkpoint(trainer: RelposTrainer, run: Path) -> Path:
-    # by its number, since the path in the state is where the run lay then
+    # by its number, since the path in the state is wrong after the run was moved
     best = run / "checkpoints" / f"checkpoint-{trainer.state.best_global_step}"
     return best if is_sealed(best) else sealed_checkpoints(run / "checkpoints")[-1]
 
 
 def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft: Path) -> None:
-    """Fill `draft` with the checkpoint's weights, configuration, tokenizer and search defaults."""
+    """Write the checkpoint's weights, configuration, tokenizer and generation settings to `draft`."""
     shutil.copy(checkpoint / "model.safetensors", draft)
     trainer.model.config.save_pretrained(draft)
     generation = trainer.model.generation_config
     generation.num_beams = recipe.translation.beams
-    # one beam has nothing to divide, and transformers saves no settings that change nothing
+    # with one beam the penalty has no effect, and transformers refuses to save such a setting
     is_beam_search = recipe.translation.beams > 1
     generation.length_penalty = recipe.translation.length_penalty if is_beam_search else None
-    # for callers of `generate` that name no limit; transformers' own is 20
+    # the default limit of `generate`; transformers' is 20
     generation.max_length = None
     generation.max_new_tokens = min(2 * recipe.training.max_length, recipe.model.max_positions - 1)
     generation.save_pretrained(draft)
@@ -277,7 +278,7 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
 def _saving_failed(run: Path, error: OSError) -> str:
     last = sealed_checkpoints(run / "checkpoints")
     survivor = f"the last good checkpoint is {last[-1]}" if last else "there is no checkpoint yet"
-    again = "go on: train with --resume, reproduce by the same command" if last else "begin again"
+    again = "continue: train with --resume, reproduce by the same command" if last else "begin again"
     reason = os.strerror(error.errno) if error.errno else first_line(error)
-    advice = "Make room" if error.errno in _NO_ROOM else "Mend that"
+    advice = "Make room" if error.errno in _NO_ROOM else "Fix that"
     return f"{error.filename or run}: saving failed ({reason}); {survivor}. {advice} and {again}."

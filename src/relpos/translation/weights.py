@@ -1,4 +1,4 @@
-"""Weights of a model's folder: safetensors, in one file or in shards; checked before they are loaded."""
+"""Weights of a model's folder: safetensors, in one file or in shards, checked before they are loaded."""
 
 import copy
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from relpos.translation.config import RelposConfig
-from relpos.translation.errors import ModelFolderError, first_line
-from relpos.translation.json_files import MEBIBYTE, check_regular, read_object
-from relpos.translation.rules import names_shown, shown
+from relpos.translation.errors import ModelFolderError, first_line, list_names
+from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
+from relpos.translation.validators import shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -22,7 +22,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class Header:
-    """What a folder says of its weights: `source` says it, `files` and `shapes` are by weight."""
+    """The file and the shape of each weight, as read from the file `source`."""
 
     source: Path
     files: dict[str, Path]
@@ -30,26 +30,26 @@ class Header:
 
 
 def read_header(folder: Path) -> Header:
-    """The names and shapes of the weights in `folder`; no weight is read.
+    """The names and shapes of the weights in `folder`, without reading the weights.
 
     Raises:
-        ModelFolderError: there are none, a file cannot be read, is no float's, or the index of shards
-            disagrees with them.
+        ModelFolderError: there are no weights, a file cannot be read, a weight is not floating point, or the
+            index disagrees with the shards.
     """
     if (folder / INDEX).exists():
         if (folder / WEIGHTS).exists():
-            # saving in shards leaves the file of before, and transformers would load that
-            raise ModelFolderError(f"{folder}: holds {WEIGHTS} and {INDEX}. Remove the one that is old.")
+            # saving in shards leaves an older single file, which transformers would load
+            raise ModelFolderError(f"{folder}: has both {WEIGHTS} and {INDEX}. Remove the one that is older.")
         return _read_shards(folder)
     shapes = _read_shapes(folder / WEIGHTS)
     return Header(folder / WEIGHTS, dict.fromkeys(shapes, folder / WEIGHTS), shapes)
 
 
 def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> None:
-    """Compare the sizes in `header` with those that `model` has by `config`; no memory is taken for either.
+    """Compare the shapes in `header` with those of `model` built from `config`, without allocating weights.
 
     Raises:
-        ModelFolderError: weights are missing, unknown, or of another shape; each is named.
+        ModelFolderError: weights are missing, unknown, or have another shape; the message names them.
     """
     needed, known = _expected_shapes(config, model)
     kinds = {
@@ -61,18 +61,13 @@ def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> N
             if name in known and shape != known[name]
         ],
     }
-    faults = [
-        f"{kind}: {', '.join(name[:200] for name in names[:5])}"
-        + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-        for kind, names in kinds.items()
-        if names
-    ]
+    faults = [f"{kind}: {list_names(names)}" for kind, names in kinds.items() if names]
     if faults:
         raise ModelFolderError(f"{header.source}: does not fit its config.json; weights {'; '.join(faults)}.")
 
 
 def read_weights(header: Header) -> dict[str, Tensor]:
-    """The weights themselves, mapped from their files.
+    """The weights, memory-mapped from their files.
 
     Raises:
         ModelFolderError: a file cannot be read, or a weight is not finite.
@@ -88,23 +83,23 @@ def read_weights(header: Header) -> dict[str, Tensor]:
     broken = [name for name, weight in weights.items() if not _is_finite(weight)]
     if broken:
         raise ModelFolderError(
-            f"{header.source}: weights that are not finite (NaN or infinite): {names_shown(broken)}; "
-            "training had gone wrong. Take an earlier checkpoint."
+            f"{header.source}: weights that are not finite (NaN or infinite): {list_names(broken)}; "
+            "the training diverged. Use an earlier checkpoint."
         )
     return weights
 
 
 def _expected_shapes(config: RelposConfig, model: type[nn.Module]) -> tuple[set[str], dict[str, list[int]]]:
-    """Names that must be there, and the shape of each that may be; transformers leaves out tied ones.
+    """The names of required weights, and the shapes of all known ones; transformers omits tied weights.
 
-    The layers of a side are alike, so that a model of one layer on each tells all, however many there are.
+    All layers of a side have the same shapes, so a model with one layer on each side is built on "meta".
     """
     one_layer = copy.deepcopy(config)
     one_layer.encoder_layers = one_layer.decoder_layers = 1
     with torch.device("meta"):
         small = model(one_layer)
     known = {}
-    # a tied weight is one parameter, and may be in the file under each of its names
+    # a tied weight is one parameter with several names, each of which may be in the file
     parameters = {name for name, _ in small.named_parameters()}
     needed = set()
     for name, weight in small.state_dict().items():
@@ -124,7 +119,7 @@ def _read_shards(folder: Path) -> Header:
     if not isinstance(places, dict) or not places or len(places) > _MOST_WEIGHTS:
         raise ModelFolderError(f"{index}: weight_map must name the file of each weight; the file is damaged.")
     for name in places.values():
-        # a plain name alone stays in the folder
+        # without separators the path stays in the folder
         if type(name) is not str or not name.endswith(".safetensors") or set(name) & set("/\\\0"):
             raise ModelFolderError(
                 f"{index}: weight_map must name .safetensors files in this folder; got {shown(name)}."
@@ -136,7 +131,7 @@ def _read_shards(folder: Path) -> Header:
         listed = {name for name, place in places.items() if place == shard}
         if found.keys() != listed:
             raise ModelFolderError(
-                f"{index}: does not fit {shard} in {names_shown(sorted(found.keys() ^ listed))}. "
+                f"{index}: does not fit {shard} in {list_names(sorted(found.keys() ^ listed))}. "
                 "Copy the model again."
             )
         shapes |= found
@@ -150,15 +145,17 @@ def _read_shapes(path: Path) -> dict[str, list[int]]:
         with path.open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
         if length > _LONGEST_HEADER:
-            raise ValueError(f"its header would have {length:,} bytes")
+            raise ValueError(f"its header must have at most {_LONGEST_HEADER:,} bytes; got {length:,}")
         with safe_open(path, "pt") as file:
             names = list(file.keys())
             if len(names) > _MOST_WEIGHTS:
-                raise ValueError(f"it holds {len(names):,} weights")
+                raise ValueError(f"it must have at most {_MOST_WEIGHTS:,} weights; got {len(names):,}")
             slices = {name: file.get_slice(name) for name in names}
             others = [name for name, weight in slices.items() if weight.get_dtype() not in _FLOATS]
             if others:
-                raise ValueError(f"weights of other types than {_FLOATS}: {names_shown(others)}")
+                raise ValueError(
+                    f"the type of weights must be one of {_FLOATS}; got others in {list_names(others)}"
+                )
             return {name: list(weight.get_shape()) for name, weight in slices.items()}
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise _unreadable(path, error) from error
@@ -169,5 +166,5 @@ def _unreadable(path: Path, error: Exception) -> ModelFolderError:
 
 
 def _is_finite(weight: Tensor) -> bool:
-    # a finite sum needs one pass and no memory; finite weights may have an infinite one
+    # the sum needs no memory; it is infinite for some finite weights, hence the second test
     return bool(weight.sum().isfinite()) or bool(weight.isfinite().all())

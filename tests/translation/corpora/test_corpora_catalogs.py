@@ -227,8 +227,8 @@ def test_a_catalog_too_large_to_be_held_is_told_before_it_is_read(install, failu
     if ending == "po":
         file.write_bytes(b'msgid "' + b"a" * (4 << 20) + b'"\nmsgstr "b"\n')
         assert failure(catalogs=names) == (
-            f"{file}: line 1 has more than 4,194,304 bytes; take this catalog out."
+            f"{file}: line 1 has more than 4,194,304 bytes; remove this catalog."
         )
     with file.open("wb") as written:
         written.truncate(65 << 20)
-    assert failure(catalogs=names) == f"{file} has more than 67,108,864 bytes; take this catalog out."
+    assert failure(catalogs=names) == f"{file} has more than 67,108,864 bytes; remove this catalog."

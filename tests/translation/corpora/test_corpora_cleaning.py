@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from relpos.translation.corpora import CleaningReport, CleaningRules, Source, clean, read_corpus
-from relpos.translation.corpora.pattern import matches
-from relpos.translation.corpora.skeleton import placeholders, skeleton
+from relpos.translation.corpora.placeholders import placeholders
+from relpos.translation.corpora.timed_regex import REGEX_SECONDS, matches
+from relpos.translation.corpora.words import word_key
 from relpos.translation.errors import InputError
-from relpos.translation.limits import REGEX_SECONDS
 
 
 def _pairs(table):
@@ -92,13 +92,13 @@ def test_placeholders_can_be_limited_and_patterns_forbidden(table):
     kept, report = clean(table(pairs), CleaningRules(max_placeholders=0, drop_matching=r"\w\.\w"))
     assert _pairs(kept) == [("plain text", "reiner Text")]
     assert report.dropped == {"matches drop_matching": 1, "too many placeholders": 1}
-    with pytest.raises(ValidationError, match=r"'\(' is no regular expression"):
+    with pytest.raises(ValidationError, match=r"'\(' is not a regular expression"):
         CleaningRules(drop_matching="(")
 
 
 @pytest.mark.parametrize("pattern", [r"(a|aa)+$", r"^(a|b|ab)*c$", r"(x+x+)+y|(a|aa)+$"])
 def test_a_pattern_that_would_search_for_years_is_named_with_its_text(table, pattern, monkeypatch):
-    monkeypatch.setattr("relpos.translation.corpora.pattern.REGEX_SECONDS", 0.05)
+    monkeypatch.setattr("relpos.translation.corpora.timed_regex.REGEX_SECONDS", 0.05)
     text = "ab" * 40 + "c" + "a" * 60 + "b"
     with pytest.raises(InputError) as caught:
         clean(table([("short a", "kurz b"), (text, "b")]), CleaningRules(drop_matching=pattern))
@@ -149,7 +149,7 @@ AMBIGUOUS = ["[[:alpha:]]", "[a--b]", "[a&&b]", "[a||b]"]
 
 @pytest.mark.parametrize("pattern", [*NO_PATTERNS, *AMBIGUOUS])
 def test_what_is_no_pattern_is_told(pattern):
-    told = "is ambiguous: Possible" if pattern in AMBIGUOUS else "is no regular expression"
+    told = "is ambiguous: Possible" if pattern in AMBIGUOUS else "is not a regular expression"
     with pytest.raises(ValidationError, match=told):
         CleaningRules(drop_matching=pattern)
 
@@ -203,7 +203,7 @@ def test_placeholders_of_many_kinds_are_found():
     assert sorted(placeholders(text).elements()) == sorted([*found, "<b>", "</b>", "<br>", "&lt;", "&#39;"])
 
 
-def test_a_skeleton_has_words_alone():
-    assert skeleton("Chapter 12: \u201cThe End\u201d of %s") == ("chapter", "the", "end", "of")
-    assert skeleton("12") != skeleton("13")
-    assert skeleton("\u4eca\u65e5") == ("\u4eca", "\u65e5")
+def test_a_word_key_has_words_alone():
+    assert word_key("Chapter 12: \u201cThe End\u201d of %s") == ("chapter", "the", "end", "of")
+    assert word_key("12") != word_key("13")
+    assert word_key("\u4eca\u65e5") == ("\u4eca", "\u65e5")

@@ -27,7 +27,7 @@ def saved(tmp_path):
         ({"tsv": "a", "jsonl": "b"}, "got tsv and jsonl"),
         ({"tsv": "a", "fields": ["a", "b"]}, "fields belongs to jsonl and dataset, not to tsv"),
         ({"jsonl": "a", "split": "b"}, "split belongs to dataset, not to jsonl"),
-        ({"tsv": "a", "columns": [1, 1]}, r"two different numbers from 0 on; got \[1, 1\]"),
+        ({"tsv": "a", "columns": [1, 1]}, r"two different numbers >= 0; got \[1, 1\]"),
         ({"tsw": "a"}, "Extra inputs are not permitted"),
         ({"tsv": "a", "limit": 0}, "greater than 0"),
         ({"numbers": {"lines": 1, "shortest": 3, "longest": 2}}, "must be at most longest; got 3 and 2"),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relpos.translation.corpora import split
-from relpos.translation.corpora.neighbours import Groups, join_neighbours
-from relpos.translation.corpora.skeleton import skeleton
+from relpos.translation.corpora.near_duplicates import DisjointSets, join_near_duplicates
+from relpos.translation.corpora.words import word_key
 from relpos.translation.errors import InputError
 
 SHARES = {"validation": 0.2, "test": 0.2}
@@ -30,12 +30,12 @@ def _split(pairs, shares=SHARES, seed=0):
 
 
 def _bigrams(text):
-    found = skeleton(text)
+    found = word_key(text)
     return set(pairwise(found))
 
 
 def _are_near(a, b):
-    if skeleton(a) == skeleton(b):
+    if word_key(a) == word_key(b):
         return True
     left, right = _bigrams(a), _bigrams(b)
     return bool(left | right) and len(left & right) / len(left | right) >= 0.6
@@ -64,12 +64,12 @@ def test_near_duplicates_are_in_one_part(pairs):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(words, max_size=40))
 def test_groups_are_exactly_the_closure_of_near_duplicates(texts):
-    fast, slow = Groups(len(texts)), Groups(len(texts))
-    join_neighbours(texts, fast, 0.6)
+    fast, slow = DisjointSets(len(texts)), DisjointSets(len(texts))
+    join_near_duplicates(texts, fast, 0.6)
     for i, a in enumerate(texts):
         for j, b in enumerate(texts[:i]):
             if _are_near(a, b):
-                slow.join(i, j)
+                slow.union(i, j)
     assert [fast.find(i) for i in range(len(texts))] == [slow.find(i) for i in range(len(texts))]
 
 
@@ -135,8 +135,8 @@ def test_word_pairs_in_common_are_found_in_a_larger_corpus():
     texts = [" ".join(_letters(draw.randrange(500)) for _ in range(10)) for _ in range(2_000)]
     # one word of ten replaced at the end: 8 of 10 word pairs are shared
     changed = [" ".join([*text.split()[:-1], "new"]) for text in texts]
-    groups = Groups(4_000)
-    join_neighbours(texts + changed, groups, 0.6)
+    groups = DisjointSets(4_000)
+    join_near_duplicates(texts + changed, groups, 0.6)
     assert all(groups.find(i) == groups.find(i + 2_000) for i in range(2_000))
     assert len({groups.find(i) for i in range(4_000)}) == 2_000
 

@@ -1,33 +1,29 @@
-"""Pairs from the gettext catalogs of installed Python distributions: parallel text that pip brings."""
-
-from __future__ import annotations
+"""Parallel text from the gettext catalogs of installed Python distributions."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from relpos.translation.corpora.language_tags import base_language, best_match, is_tag, normalize
 from relpos.translation.corpora.messages import read_messages
 from relpos.translation.corpora.readers import Pair
-from relpos.translation.errors import InputError
+from relpos.translation.errors import InputError, list_names
 
 _ENGLISH = "en"
-_TAG = re.compile(r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})*(?:@\w+)?")
-_TOLD = 10
 
 
 def find_catalogs(distributions: Sequence[str], source_language: str, target_language: str) -> list[Path]:
-    """Return the catalog files of installed distributions; one of the languages must be English.
+    """The catalog files of installed distributions; one of the languages must be English.
 
     A language that has no catalog of its own falls back to its base (de-AT to de).
 
     Raises:
         InputError: no side is English, a distribution is not installed, or it has no catalog of the language.
     """
-    is_english = [_base(language) == _ENGLISH for language in (source_language, target_language)]
+    is_english = [base_language(language) == _ENGLISH for language in (source_language, target_language)]
     if sum(is_english) != 1:
         raise InputError(
             "catalogs hold English and one translation each, so one of the two languages must be en; "
@@ -39,7 +35,7 @@ def find_catalogs(distributions: Sequence[str], source_language: str, target_lan
 
 def read_catalogs(paths: Sequence[Path], target_language: str) -> Iterator[Pair]:
     """Yield the translated messages of catalogs, English first unless English is the target language."""
-    is_swapped = _base(target_language) == _ENGLISH
+    is_swapped = base_language(target_language) == _ENGLISH
     for path in paths:
         for english, translation in read_messages(path):
             yield (translation, english) if is_swapped else (english, translation)
@@ -50,24 +46,22 @@ def _catalogs_of(distribution: str, language: str) -> list[Path]:
     for path in _files(distribution):
         tag = _language_of(path)
         if tag is not None and path.is_file():
-            by_tag.setdefault(_normal(tag), []).append(path)
+            by_tag.setdefault(normalize(tag), []).append(path)
     if not by_tag:
         raise InputError(f"the distribution {distribution} has no gettext catalogs; name another one.")
-    tag = _choose(language, by_tag)
+    tag = best_match(language, by_tag)
     if tag is None:
-        known = sorted(by_tag)
-        more = f" and {len(known) - _TOLD} more" if len(known) > _TOLD else ""
         raise InputError(
             f"the distribution {distribution} has no catalog for {language}; "
-            f"it has {', '.join(known[:_TOLD])}{more}."
+            f"it has {list_names(sorted(by_tag), 10)}."
         )
     paths = sorted(set(by_tag[tag]))
-    # a .po file knows more than the .mo file made from it: what is fuzzy, and English texts of symbolic ids
+    # a .po file has more than the .mo file made from it: fuzzy flags, and English texts of symbolic ids
     return [path for path in paths if path.suffix == ".po" or path.with_suffix(".po") not in paths]
 
 
 def _files(distribution: str) -> list[Path]:
-    """Return the catalog files of an installed distribution, be it copied or editable."""
+    """The catalog files of an installed distribution, editable or not."""
     try:
         found = metadata.distribution(distribution)
     except (metadata.PackageNotFoundError, ValueError) as error:
@@ -86,24 +80,6 @@ def _files(distribution: str) -> list[Path]:
 
 
 def _language_of(path: Path) -> str | None:
-    """Return the language tag of <tag>/LC_MESSAGES/<domain>.mo, of <folder>/<tag>.po, or None."""
+    """The language tag in <tag>/LC_MESSAGES/<domain>.mo or <folder>/<tag>.po, or None."""
     tag = path.parent.parent.name if path.parent.name == "LC_MESSAGES" else path.stem
-    return tag if _TAG.fullmatch(tag) else None
-
-
-def _choose(language: str, known: dict[str, list[Path]]) -> str | None:
-    """Return the known tag for a language: itself, its base, or the only one with its base."""
-    tag = _normal(language)
-    for candidate in (tag, _base(tag)):
-        if candidate in known:
-            return candidate
-    regional = [other for other in known if _base(other) == tag]
-    return regional[0] if len(regional) == 1 else None
-
-
-def _normal(tag: str) -> str:
-    return tag.replace("-", "_").lower()
-
-
-def _base(tag: str) -> str:
-    return re.split("[_@]", _normal(tag))[0]
+    return tag if is_tag(tag) else None

@@ -1,6 +1,4 @@
-"""Cleaning parallel text: pairs that teach nothing, or something wrong, are dropped and counted."""
-
-from __future__ import annotations
+"""Cleaning parallel text: drops pairs that are useless or wrong, and counts them by reason."""
 
 import hashlib
 import unicodedata
@@ -12,21 +10,17 @@ import datasets
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
-from relpos.translation.corpora.pattern import compile_pattern, matches
-from relpos.translation.corpora.skeleton import (
-    count_characters,
-    count_words,
-    placeholders,
-    without_placeholders,
-)
+from relpos.translation.corpora.placeholders import placeholders, without_placeholders
+from relpos.translation.corpora.timed_regex import compile_pattern, matches
+from relpos.translation.corpora.words import count_characters, count_words
 from relpos.translation.text import normal
 
-# raised whenever the rules judge a pair otherwise, so that older tables in a cache are not reused
+# raise it when the rules change their decision on any pair, so that older cached tables are not reused
 _VERSION = 2
 
 _KEEP = "keep"
 _DUPLICATE = "duplicate"
-# the order in which a pair is judged: the first reason counts
+# the order of the checks: the first reason counts
 _REASONS = (
     _KEEP,
     "empty side",
@@ -46,12 +40,12 @@ _REASON, _PAIR = "_reason", "_pair"
 # the same ends in Chinese and Japanese, Arabic, and Indic scripts
 _ENDS = str.maketrans("\u3002\uff01\uff1f\uff1a\u061f\u06d4\u0964", ".!?:?..")
 
-# what the shorter side is granted on top of the ratio, since short texts differ most
+# characters allowed on top of the ratio, since the lengths of short texts differ most
 _SLACK = 15
 
 
 class CleaningRules(BaseModel):
-    """What a pair must be to be kept. Kept texts are normalised, see `text.normal`."""
+    """Conditions for keeping a pair. Kept texts are normalised, see `text.normal`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -73,19 +67,19 @@ class CleaningRules(BaseModel):
     max_ratio: float | None = Field(
         default=3.0,
         ge=1.0,
-        description="Drop pairs where one side has more than this many times the characters of the other "
-        f"and {_SLACK} more.",
+        description="Drop pairs where one side has over this many times the characters of the other, plus "
+        f"{_SLACK}.",
     )
     max_words: PositiveInt | None = Field(default=200, description="Drop pairs with more words on a side.")
     drop_matching: str | None = Field(
         default=None,
-        description="Drop pairs where a side holds a match of this regular expression, for example `https?://`.",
+        description="Drop pairs where a side contains a match of this regular expression, for example `https?://`.",
     )
     min_letters: float = Field(
         default=0.4,
         ge=0.0,
         le=1.0,
-        description="Drop pairs where a side has a smaller share of letters, spaces left out.",
+        description="Drop pairs where a side has a smaller share of letters, not counting spaces.",
     )
 
     @field_validator("drop_matching")
@@ -100,13 +94,13 @@ class CleaningRules(BaseModel):
 
 @dataclass(frozen=True)
 class CleaningReport:
-    """How many pairs were kept, and how many dropped for each reason; of several reasons the first counts."""
+    """The number of pairs kept, and dropped for each reason; if several apply, the first counts."""
 
     kept: int
     dropped: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return the report as lines for a person."""
+        """The report as lines for a person."""
         total = self.kept + sum(self.dropped.values())
         lines = [f"{self.kept:,} of {total:,} pairs kept"]
         return lines + [f"{count:,} dropped: {reason}" for reason, count in self.dropped.items()]
@@ -118,10 +112,10 @@ class CleaningReport:
 def clean(
     dataset: datasets.Dataset, rules: CleaningRules | None = None
 ) -> tuple[datasets.Dataset, CleaningReport]:
-    """Return the pairs that keep the rules, in their order, and a report of the others.
+    """The pairs that meet the rules, in their order, and a report of the dropped ones.
 
-    Duplicates are found by a 64-bit hash of the pair, 8 bytes of memory each: of 100 million different pairs
-    one is taken for another's duplicate with a probability under 1 in 3,000.
+    Duplicates are found by a 64-bit hash of the pair, 8 bytes of memory each. Among 100 million different
+    pairs the probability of a false duplicate is under 1 in 3,000.
 
     Args:
         dataset: with columns `source` and `target`; other columns are kept.
@@ -164,10 +158,10 @@ def _judge(batch: Mapping[str, Sequence[str]], rules: CleaningRules) -> dict[str
         columns["source"].append(source)
         columns["target"].append(target)
         columns[_REASON].append(_REASONS.index(_reason(source, target, rules)))
-        # no normal text holds a line feed
+        # normalised text contains no line feed
         digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
         columns[_PAIR].append(int.from_bytes(digest, "little"))
-    # without its dtype, pyarrow would take these for signed integers
+    # without the dtype pyarrow would infer signed integers
     columns[_PAIR] = np.array(columns[_PAIR], dtype=np.uint64)
     return columns
 
@@ -205,8 +199,8 @@ def _end(text: str) -> str:
 
 
 def _letter_share(text: str) -> float:
-    # placeholders are no signs of their own: a text of nothing else has no letters
-    signs = "".join(without_placeholders(text, "").split())
-    # L: letters; M: vowels and accents that are signs of their own
-    letters = sum(sign.isalpha() or unicodedata.category(sign)[0] == "M" for sign in signs)
-    return letters / len(signs) if signs else 0.0
+    # a text that consists of placeholders has no letters
+    characters = "".join(without_placeholders(text, "").split())
+    # M: combining vowels and accents
+    letters = sum(each.isalpha() or unicodedata.category(each)[0] == "M" for each in characters)
+    return letters / len(characters) if characters else 0.0

@@ -1,9 +1,7 @@
 """Pairs from a data set of the Hugging Face Hub, or from a local folder that `datasets` can read.
 
-Code that comes with a data set is never run.
+Code in a data set is never run.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,21 +19,21 @@ _TIMEOUT_SECONDS = 10
 
 
 def load(name: str, config: str | None, split: str, cache: Path) -> datasets.Dataset:
-    """Return one split of a data set, without code of its own.
+    """Load one split of a data set, without running its code.
 
     Args:
-        name: a name on the Hub, or a folder: one that `save_to_disk` wrote, or one with csv, json or parquet
+        name: a name on the Hub, or a folder written by `save_to_disk`, or one with csv, json or parquet
             files.
-        config: the data set's configuration, where it has several.
+        config: the data set's configuration, if it has several.
         split: the name of a split.
-        cache: folder for tables made from a local folder; those from the Hub lie where `datasets` keeps them.
+        cache: folder for tables from a local folder; tables from the Hub are in the cache of `datasets`.
     Raises:
-        InputError: there is no such data set, configuration or split, or the Hub cannot be reached.
+        InputError: the data set, configuration or split does not exist, or the Hub cannot be reached.
     """
     folder = Path(name).expanduser()
     if folder.is_file():
         raise InputError(
-            f"dataset: {name} is a file, and a name or a folder was expected; use tsv or jsonl for it."
+            f"dataset: must be a name or a folder; got the file {name}. Use tsv or jsonl for it."
         )
     if folder.is_dir():
         return _load_folder(folder, config, split, cache)
@@ -48,7 +46,7 @@ def load(name: str, config: str | None, split: str, cache: Path) -> datasets.Dat
 
 
 def first_rows(name: str, config: str | None, split: str, fields: tuple[str, str]) -> Iterator[Pair]:
-    """Yield pairs of a data set as `load` and `read_rows` would, without writing tables.
+    """Yield the pairs of a data set as `load` and `read_rows` do, without writing tables.
 
     Raises:
         InputError: as `load`.
@@ -64,7 +62,7 @@ def first_rows(name: str, config: str | None, split: str, fields: tuple[str, str
 
 
 def read_rows(rows: Iterable[dict[str, Any]], name: str, fields: tuple[str, str]) -> Iterator[Pair]:
-    """Yield two fields of each row; `translation.en` looks into the column `translation`."""
+    """Yield two fields of each row; `translation.en` is the field `en` in the column `translation`."""
     for number, row in enumerate(rows, start=1):
         where = f"dataset {name} row {number}"
         yield pick(row, fields[0], where), pick(row, fields[1], where)
@@ -85,7 +83,7 @@ def _load_folder(folder: Path, config: str | None, split: str, cache: Path) -> d
 
 
 def _is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote the folder; it is read as it lies."""
+    """Whether `save_to_disk` wrote the folder."""
     return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
 
 
@@ -102,7 +100,7 @@ def _load(name: str, config: str | None, split: str, **options: Any) -> datasets
 
 
 def _check_on_hub(name: str) -> None:
-    """Fail at once where `load_dataset` would try for half a minute; what lies in its cache may be loaded."""
+    """Fail early if a data set is neither cached nor on the Hub; `load_dataset` retries for half a minute."""
     if (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir():
         return
     try:
@@ -115,7 +113,7 @@ def _check_on_hub(name: str) -> None:
     except HfHubHTTPError as error:
         raise InputError(f"dataset: the Hugging Face Hub refused {name!r}: {first_line(error)}") from error
     except Exception as error:
-        # the kinds of connection errors depend on the HTTP client that huggingface_hub uses
+        # the type of a connection error depends on the HTTP client of huggingface_hub
         raise InputError(
             f"dataset: {name!r} is neither a local folder nor in the cache, and the Hugging Face Hub "
             f"cannot be reached ({type(error).__name__}); check the name and the network."

@@ -1,11 +1,8 @@
-"""Numbers written out in words in two languages: an endless corpus whose every translation is known to be
-right.
+"""Numbers in words in two languages: a generated corpus whose translations are all correct.
 
-Word order differs inside a number ("twenty-one", "einundzwanzig"), and lines can be made of any length, so
-the corpus shows how a model does on lengths it was not trained on.
+Word order differs inside a number ("twenty-one", "einundzwanzig"), and lines can have any length, so the
+corpus measures a model on lengths it was not trained on.
 """
-
-from __future__ import annotations
 
 import hashlib
 import random
@@ -16,33 +13,34 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 from typing_extensions import Self
 
+from relpos.translation.corpora.language_tags import base_language, normalize
 from relpos.translation.errors import InputError
 
 # English writes a comma inside a number above a thousand, and no semicolon
 _SEPARATOR = "; "
 
-# of all lines there are, one in this many is held out
+# one in this many of all possible lines is held out
 _HELD_OUT_ONE_IN = 10
 
-# so many draws in a row that were there before mean that hardly any new line is left
+# after this many repeated draws in a row hardly any new line is left
 _MOST_REPEATS = 2_000
 
 
 class NumberLines(BaseModel):
-    """Lines of numbers in words. Lines of the two parts never meet, whatever the seeds."""
+    """Lines of numbers in words. The two parts share no line, whatever the seeds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    lines: PositiveInt = Field(description="How many lines to make.")
+    lines: PositiveInt = Field(description="Number of lines.")
     shortest: PositiveInt = Field(default=1, description="Fewest numbers in a line.")
     longest: PositiveInt = Field(
-        default=8, description="Most numbers in a line; each count is as likely as another."
+        default=8, description="Most numbers in a line; all counts are equally likely."
     )
     largest: PositiveInt = Field(default=999, le=10**12, description="Numbers are drawn from 0 to this one.")
-    seed: NonNegativeInt = Field(default=0, description="Another seed gives other lines.")
+    seed: NonNegativeInt = Field(default=0, description="Seed of the lines.")
     part: Literal["train", "heldout"] = Field(
         default="train",
-        description=f"Lines to draw from: one in {_HELD_OUT_ONE_IN} is held out, by a hash of the line.",
+        description=f"train or heldout; one line in {_HELD_OUT_ONE_IN} is held out, chosen by its hash.",
     )
 
     @model_validator(mode="after")
@@ -55,13 +53,12 @@ class NumberLines(BaseModel):
 def write_numbers(
     spec: NumberLines, source_language: str, target_language: str
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield source, target, and how many numbers they hold; no line comes twice.
+    """Yield source, target and their count of numbers, without repeating a line.
 
-    Where the lines of one count run out, longer ones take their place.
+    When all lines of one count have been used, longer lines take their place.
 
     Raises:
-        InputError: num2words is missing or does not know a language, or there are not so many different
-            lines.
+        InputError: num2words is missing or does not know a language, or there are too few different lines.
     """
     spell_source, spell_target = _speller(source_language), _speller(target_language)
     for numbers in _draw(spec):
@@ -73,7 +70,7 @@ def write_numbers(
 
 
 def _draw(spec: NumberLines) -> Iterator[tuple[int, ...]]:
-    # a text as a seed is hashed with SHA-512, the same on every machine
+    # random.Random hashes a text seed with SHA-512, the same on every machine
     draw = random.Random(f"{spec.seed} {spec.part}")
     seen: set[int] = set()
     repeats = 0
@@ -86,8 +83,8 @@ def _draw(spec: NumberLines) -> Iterator[tuple[int, ...]]:
             repeats += 1
             if repeats > _MOST_REPEATS:
                 raise InputError(
-                    f"numbers: only {len(seen)} different lines were found for part {spec.part}, and lines: "
-                    f"{spec.lines} asks for more; lower lines, or raise longest or largest."
+                    f"numbers: only {len(seen)} different lines were found for part {spec.part}; got lines: "
+                    f"{spec.lines}. Lower lines, or raise longest or largest."
                 )
             continue
         repeats = 0
@@ -96,14 +93,13 @@ def _draw(spec: NumberLines) -> Iterator[tuple[int, ...]]:
 
 
 def _speller(language: str) -> Callable[[int], str]:
-    """Return the function that writes a number in a language; it remembers what it wrote."""
+    """A cached function that writes a number in words of `language`."""
     try:
         import num2words
     except ImportError as error:
         raise InputError('numbers need the package num2words; run `pip install "relpos[demo]"`.') from error
     known = {code.lower(): code for code in num2words.CONVERTER_CLASSES}
-    tag = language.replace("-", "_").lower()
-    code = known.get(tag) or known.get(tag.split("_")[0])
+    code = known.get(normalize(language)) or known.get(base_language(language))
     if code is None:
         raise InputError(
             f"numbers cannot be written in {language!r}; num2words knows {', '.join(sorted(known))}."

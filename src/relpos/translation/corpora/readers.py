@@ -1,6 +1,4 @@
-"""Pairs from files: tab-separated lines, two line-aligned files, JSON lines."""
-
-from __future__ import annotations
+"""Readers of pairs from files: tab-separated lines, two line-aligned files, JSON lines."""
 
 import difflib
 import json
@@ -9,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from relpos.translation.corpora.textfile import read_lines
+from relpos.translation.corpora.text_lines import read_lines
 from relpos.translation.errors import InputError
 from relpos.translation.text import normal
 
@@ -28,7 +26,7 @@ def read_tsv(path: Path, columns: tuple[int, int] = (0, 1)) -> Iterator[Pair]:
         if len(cells) < needed:
             raise InputError(
                 f"{path} line {number} has {len(cells)} columns and columns {list(columns)}, counted from 0, "
-                f"need {needed}; mend the line or choose other columns."
+                f"need {needed}; fix the line or choose other columns."
             )
         yield cells[columns[0]], cells[columns[1]]
 
@@ -42,7 +40,7 @@ def read_aligned(source: Path, target: Path) -> Iterator[Pair]:
             counts = (number - 1, longer) if left is None else (longer, number - 1)
             raise InputError(
                 f"{source} has {counts[0]} lines and {target} has {counts[1]}; "
-                "line-aligned files need equally many, so find the line where they part."
+                "line-aligned files need the same number, so find the line from which they differ."
             )
         yield left, right
 
@@ -51,7 +49,7 @@ def read_jsonl(path: Path, fields: tuple[str, str] = ("source", "target")) -> It
     """Yield two fields of the JSON object on each line; blank lines are skipped.
 
     Args:
-        fields: names of the source and the target; `translation.en` looks into the object `translation`.
+        fields: names of source and target; `translation.en` is the field `en` in the object `translation`.
     """
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
@@ -64,36 +62,32 @@ def read_jsonl(path: Path, fields: tuple[str, str] = ("source", "target")) -> It
                 f"{where} is not JSON: {error.msg} at column {error.colno}; each line must be one object."
             ) from error
         except RecursionError:
-            raise InputError(f"{where} is nested too deep; each line must be one flat object.") from None
+            raise InputError(f"{where} is nested too deeply; each line must be one flat object.") from None
         except ValueError:
-            # Python reads 4,300 digits at most
-            raise InputError(
-                f"{where} has a number of too many digits; shorten it, or make it text."
-            ) from None
+            # Python parses at most 4,300 digits
+            raise InputError(f"{where} has a number with too many digits; shorten it, or quote it.") from None
         if not isinstance(record, dict):
-            raise InputError(
-                f"{where} is not a JSON object but {_json_kind(record)}; each line must be one object."
-            )
+            raise InputError(f"{where} must be a JSON object; got {_json_kind(record)}.")
         yield pick(record, fields[0], where), pick(record, fields[1], where)
 
 
 def pick(record: Mapping[str, Any], field: str, where: str) -> str:
-    """Return the text of a field, plain or dotted, normalised.
+    """The normalised text of a field, given by its name or a dotted path.
 
     Raises:
-        InputError: there is no such field (the nearest name is told), or it holds no text, or half of a
-            surrogate pair.
+        InputError: there is no such field (the message has the nearest name), it is not text, or it contains
+            half of a surrogate pair.
     """
     value = record[field] if field in record else _descend(record, field, where)
     if not isinstance(value, str):
         raise InputError(
-            f"{where}: field {field!r} must hold text and holds {_json_kind(value)}; choose another field."
+            f"{where}: field {field!r} must be text; got {_json_kind(value)}. Choose another field."
         )
     return normal(value, f"{where}: field {field!r}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """End of a message about a name that is not among the known: the nearest of them, or what there is."""
+    """The end of a message about an unknown name: the nearest known name, or the first ten."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
@@ -107,7 +101,7 @@ def _descend(record: Mapping[str, Any], field: str, where: str) -> Any:
         if not isinstance(value, Mapping) or part not in value:
             raise InputError(
                 f"{where} has no field {field!r}{nearest(field, _names(record))}. "
-                "Call them source and target, or name the two in a recipe, for example fields: [en, de]."
+                "Name the two fields, for example fields: [en, de] in a recipe, or --fields en,de."
             )
         value = value[part]
     return value

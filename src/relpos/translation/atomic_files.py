@@ -1,6 +1,6 @@
-"""Files and folders that are whole at any moment, whatever stops the writer.
+"""Atomic writes: a file or folder is replaced as a whole or not at all, even if the writer is killed.
 
-What is not finished yet lies beside its place as a draft, under a name that nothing had before.
+Unfinished content is a draft beside the target, under a new name.
 """
 
 import errno
@@ -19,14 +19,14 @@ _T = TypeVar("_T")
 
 
 @contextmanager
-def open_whole(path: Path) -> Iterator[TextIO]:
-    """A file to write UTF-8 text to; it takes the place of what is at `path` when the block ends well.
+def open_atomic(path: Path) -> Iterator[TextIO]:
+    """Open a file for UTF-8 text that replaces `path` when the block ends without an exception.
 
-    A symbolic link stays one, and what it points to is replaced; the permissions of what is replaced stay.
-    What exists and is no regular file, a device or a pipe, is written to directly.
+    The target of a symbolic link is replaced, and the link stays; permissions stay too. An existing device or
+    pipe is written to directly.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if path.exists() and not path.is_file():
         with _closed(path.open("w", encoding="utf-8", newline="\n")) as file:
@@ -34,7 +34,7 @@ def open_whole(path: Path) -> Iterator[TextIO]:
         return
     path = Path(os.path.realpath(path))
     if path.exists() and not os.access(path, os.W_OK):
-        # its folder would let it be replaced
+        # a rename would replace a read-only file
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     draft, opened = _new(path, lambda name: name.open("x", encoding="utf-8", newline="\n"))
     try:
@@ -50,28 +50,28 @@ def open_whole(path: Path) -> Iterator[TextIO]:
         raise
 
 
-def write_text_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`, UTF-8; a kill or a full disk leaves there what was there before.
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write `text` to `path` in UTF-8; a kill or a full disk leaves the old content.
 
     Raises:
-        OSError: it cannot be written; names `path`.
+        OSError: the file cannot be written; names `path`.
     """
     try:
-        with open_whole(path) as file:
+        with open_atomic(path) as file:
             file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_folder_whole(
+def write_folder_atomic(
     folder: Path, write: Callable[[Path], object], is_ours: Callable[[Path], bool] = lambda path: True
 ) -> None:
-    """Let `write` fill a new folder and put it in the place of `folder`; all or nothing.
+    """Fill a new folder with `write`, and replace `folder` by it; all or nothing.
 
     Args:
-        is_ours: of what stands in the folder that is replaced, by its path; the rest is copied over.
+        is_ours: whether a path in the old folder may be dropped; other paths are copied to the new one.
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft, _ = _new(folder, Path.mkdir)
@@ -86,7 +86,7 @@ def write_folder_whole(
     if not folder.exists():
         draft.rename(folder)
         return
-    # the old folder goes only when the new one is in its place
+    # the old folder is removed only after the new one has taken its place
     old, _ = _new(folder, Path.mkdir)
     folder.rename(old / folder.name)
     try:
@@ -99,8 +99,8 @@ def write_folder_whole(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def show_folder(folder: Path, to: Path) -> None:
-    """Link every file of `folder` in `to`, where others may be written beside them."""
+def link_folder(folder: Path, to: Path) -> None:
+    """Link every file of `folder` into `to`, so that new files can be written to `to` only."""
     for path in folder.rglob("*"):
         place = to / path.relative_to(folder)
         if path.is_dir():
@@ -109,12 +109,12 @@ def show_folder(folder: Path, to: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 place.symlink_to(path.absolute())
-            except OSError:  # Windows lets few users make links
+            except OSError:  # Windows restricts symbolic links
                 shutil.copyfile(path, place)
 
 
 def remove_drafts(folder: Path, names: Container[str]) -> None:
-    """Remove the drafts of `names` in `folder` that killed processes left; no other may be writing there."""
+    """Remove drafts of `names` that killed processes left in `folder`; no other process may write there."""
     for path in list(folder.glob(f".*{_DRAFT}*")):
         draft = _IS_DRAFT.fullmatch(path.name)
         if draft is None or draft[1] not in names or path.is_symlink():
@@ -127,13 +127,13 @@ def remove_drafts(folder: Path, names: Container[str]) -> None:
 
 
 def _restore(draft: Path, name: str) -> None:
-    """Put a folder back that was moved away, where a kill came before the new one took its place."""
+    """Restore a folder that was moved away by a process that was killed before replacing it."""
     if (draft / name).is_dir() and not draft.with_name(name).exists():
         (draft / name).rename(draft.with_name(name))
 
 
 def _new(path: Path, make: Callable[[Path], _T]) -> tuple[Path, _T]:
-    """What `make` makes under a new name beside `path`, and that name; `make` fails where something is."""
+    """A new path beside `path`, and the result of `make` for it; `make` must fail if the path exists."""
     while True:
         # a name has at most 255 bytes
         draft = path.with_name(f".{path.name[:50]}{_DRAFT}{secrets.token_hex(8)}")
@@ -153,7 +153,7 @@ def _closed(file: TextIO) -> Iterator[TextIO]:
     try:
         yield file
     except BaseException:
-        # what could not be written fails once more, and would hide what came first
+        # closing fails again after a failed write, and would hide the first error
         with suppress(OSError):
             file.close()
         raise

@@ -1,6 +1,6 @@
-"""What is wrong with a recipe, in sentences: which key, what it must be, what came, what to write.
+"""Messages for pydantic's errors about a recipe: the key, the expected value, the given one, and a fix.
 
-The checks are pydantic's; its words are for programmers, and are replaced.
+pydantic's own messages are written for programmers.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-# what people write for YAML's null
+# common misspellings of YAML's null
 _WORDS_FOR_NULL = ("none", "nil", "nothing", "off", "no", "undefined", "nan")
 _MOST_SHOWN = 60
 
@@ -37,8 +37,8 @@ _BOUNDS = {
 }
 
 
-def sentences(error: pydantic.ValidationError, model: type[BaseModel], name: str) -> str:
-    """The first three faults that `error` tells of `model`, each with `name`, as one line."""
+def error_message(error: pydantic.ValidationError, model: type[BaseModel], name: str) -> str:
+    """The first three errors of `model` in one line, each after `name`, the recipe's name."""
     found = []
     for item in error.errors(include_url=False):
         sentence = f"{name}: {_sentence(item, model)}"
@@ -47,18 +47,19 @@ def sentences(error: pydantic.ValidationError, model: type[BaseModel], name: str
     return "; ".join(found[:3])
 
 
-def shown(value: Any) -> str:
-    """`value` as YAML writes it on one line, cut where it is long."""
+def short_yaml(value: Any) -> str:
+    """`value` as YAML on one line, truncated if it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
         pairs = (
-            f"{key if isinstance(key, str) else shown(key)}: {shown(each)}" for key, each in value.items()
+            f"{key if isinstance(key, str) else short_yaml(key)}: {short_yaml(each)}"
+            for key, each in value.items()
         )
         return _cut("{" + ", ".join(pairs) + "}")
     if isinstance(value, list | tuple):
-        return _cut("[" + ", ".join(map(shown, value)) + "]")
-    # quotes as repr puts them, also around a path
+        return _cut("[" + ", ".join(map(short_yaml, value)) + "]")
+    # repr quotes text and paths
     return _cut(repr(value if isinstance(value, int | float) else str(value)))
 
 
@@ -70,27 +71,27 @@ def _sentence(item: ErrorDetails, model: type[BaseModel]) -> str:
     kind, where, came = item["type"], item["loc"], item["input"]
     key, context = _cut(".".join(map(str, where))), item.get("ctx", {})
     if kind == "invalid_key":
-        # a number, true, or null: no key of ours is one
-        key = _cut(".".join([*map(str, where[:-1]), shown(came)]))
+        # a number, true or null as a key
+        key = _cut(".".join([*map(str, where[:-1]), short_yaml(came)]))
     if kind in ("extra_forbidden", "invalid_key"):
         return f"unknown key {key!r}; {_nearest(str(where[-1]), _known_keys(model, where[:-1]))}"
     if kind == "missing" and isinstance(where[-1], str):
         return f"key {key!r} is missing"
     if kind == "missing":
         key, field = _cut(".".join(map(str, where[:-1]))), _field(model, where[:-1])
-        return f"{key} must be {_wanted('tuple_type', field)}; got {shown(came)}"
+        return f"{key} must be {_wanted('tuple_type', field)}; got {short_yaml(came)}"
     if kind == "value_error":
-        # a sentence of our own
+        # a message of our own validators
         message = str(context["error"])
-        is_told = isinstance(came, Mapping | list | tuple) or "got " in message or shown(came) in message
-        return ": ".join(filter(None, (key, message))) + ("" if is_told else f"; got {shown(came)}")
+        is_told = isinstance(came, Mapping | list | tuple) or "got " in message or short_yaml(came) in message
+        return ": ".join(filter(None, (key, message))) + ("" if is_told else f"; got {short_yaml(came)}")
     field = _field(model, where)
     rule = _rule(kind, context, field)
-    return f"{key or 'it'} must {rule}; got {shown(came)}{_advice(kind, field, came)}"
+    return f"{key or 'it'} must {rule}; got {short_yaml(came)}{_advice(kind, field, came)}"
 
 
 def _rule(kind: str, context: Mapping[str, Any], field: FieldInfo | None) -> str:
-    """What a value must be or hold."""
+    """The predicate of the message: "be at least 1", "hold at most 2 values"."""
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"be {words} {_plain(context[bound])}"
@@ -106,7 +107,7 @@ def _rule(kind: str, context: Mapping[str, Any], field: FieldInfo | None) -> str
 
 
 def _plain(bound: float) -> str:
-    """A bound in full: `g` alone would round 1,048,576."""
+    """A bound with all digits; the format `g` would round 1,048,576."""
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
@@ -116,12 +117,12 @@ def _wanted(kind: str, field: FieldInfo | None) -> str:
     length = _length(field)
     if length is not None and kind in ("tuple_type", "too_short", "too_long"):
         return f"a list of {length} values"
-    # the last: a kind of fault that no key of a recipe has today
+    # the default is for error types that no key of a recipe has today
     return _KINDS.get(kind.partition("_")[0], f"another value ({kind})")
 
 
 def _advice(kind: str, field: FieldInfo | None, came: Any) -> str:
-    """What to write in place of `came`, where that is known; begins with a semicolon."""
+    """A fix for the value `came`, beginning with a semicolon; empty if none is known."""
     sort = kind.partition("_")[0]
     may_be_null = field is not None and type(None) in typing.get_args(field.annotation)
     if came is None:
@@ -136,7 +137,7 @@ def _advice(kind: str, field: FieldInfo | None, came: Any) -> str:
     if sort == "bool" and isinstance(came, str):
         return "; write one of these without quotes"
     if sort == "list":
-        return f"; write [{shown(came)}]"
+        return f"; write [{short_yaml(came)}]"
     if sort == "model" and field is not None:
         return f"; its keys are {', '.join(_inner_model(field.annotation).model_fields)}"
     if kind == "literal_error" and isinstance(came, str) and field is not None:
@@ -149,7 +150,7 @@ def _advice(kind: str, field: FieldInfo | None, came: Any) -> str:
 def _advice_on_text(came: Any) -> str:
     if isinstance(came, bool):
         words = "yes, on and true" if came else "no, off and false"
-        return f"; YAML reads {words} as {shown(came)}: put the word in quotes"
+        return f"; YAML reads {words} as {short_yaml(came)}: put the word in quotes"
     if isinstance(came, int | float):
         return f"; put it in quotes: '{came}'"
     if isinstance(came, list) and len(came) == 1 and isinstance(came[0], str):
@@ -179,20 +180,20 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _known_keys(model: type[BaseModel], where: Sequence[Any]) -> list[str]:
-    """Keys of the model that lies at `where`."""
+    """Keys of the section at `where`."""
     field = _field(model, where)
     return list((_inner_model(field.annotation) if field else model).model_fields)
 
 
 def _length(field: FieldInfo | None) -> int | None:
-    """Values in the tuple that a key takes, alone or among others; None where it takes none."""
+    """The length of the tuple type in a key's annotation; None without one."""
     kinds = [field.annotation, *typing.get_args(field.annotation)] if field else []
     tuples = (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind for kind in kinds)
     return next((len(typing.get_args(kind)) for kind in tuples if typing.get_origin(kind) is tuple), None)
 
 
 def _field(model: type[BaseModel], where: Sequence[Any]) -> FieldInfo | None:
-    """The key at `where`; a place in a list of models counts as the list, one in another as none."""
+    """The field at `where`; an index into a list of models gives the list, any other index None."""
     found: FieldInfo | None = None
     inner: Any = model
     for part in where:

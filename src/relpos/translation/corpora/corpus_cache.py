@@ -1,11 +1,9 @@
-"""A corpus as a memory-mapped table with the columns `source` and `target`, kept under a cache folder.
+"""Corpora as memory-mapped tables with the columns `source` and `target`, cached in a folder.
 
-The table's name in the cache is a hash of what it was made from (the specification; path, size and time of
-each file), so an unchanged corpus is read once and a changed one again. `datasets` writes into an unfinished
-folder and renames it when whole, so a kill leaves nothing that looks finished.
+A table's name in the cache is a hash of the corpus's specification and of the path, size and time of each
+file, so a corpus is read again only when it changes. `datasets` writes into a temporary folder and renames it
+at the end, so an interrupted write is never taken for a finished table.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -20,15 +18,15 @@ import datasets
 from datasets.exceptions import DatasetGenerationError
 
 from relpos.translation.corpora.catalogs import find_catalogs, read_catalogs
+from relpos.translation.corpora.corpus_spec import Source
 from relpos.translation.corpora.hub import first_rows, load, read_rows
 from relpos.translation.corpora.numbers import write_numbers
 from relpos.translation.corpora.readers import read_aligned, read_jsonl, read_tsv
-from relpos.translation.corpora.source import Source
-from relpos.translation.corpora.textfile import check_is_file
+from relpos.translation.corpora.text_lines import check_is_file
 from relpos.translation.errors import InputError
 from relpos.translation.text import normal
 
-# raised whenever the readers change what they yield, so that older tables are not reused
+# raise it when the readers yield other pairs, so that older cached tables are not reused
 _READERS_VERSION = 2
 
 _FIELDS = ("source", "target")
@@ -37,21 +35,21 @@ _FIELDS = ("source", "target")
 def read_corpus(source: Source, source_language: str, target_language: str, cache: Path) -> datasets.Dataset:
     """Read one corpus into a memory-mapped table with the columns `source` and `target`.
 
-    Texts are normalised, see `text.normal`. Nothing is left out here; see `clean`.
+    Texts are normalised, see `text.normal`. No pair is dropped; see `clean`.
 
     Args:
-        source: where the pairs come from; `numbers` adds a column `items`, how many numbers the line holds.
+        source: where the pairs come from; `numbers` adds a column `items`, the count of numbers in the line.
         source_language, target_language: tags such as `en`, `de` or `de-AT`.
-        cache: folder for the tables; made where missing.
+        cache: folder for the tables; created if missing.
     Raises:
-        InputError: the corpus cannot be read, or has no pair; or the cache folder cannot be made.
+        InputError: the corpus cannot be read or is empty, or the cache folder cannot be created.
         OSError: the table cannot be written.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"the cache folder {cache} cannot be made: {error.strerror}; choose another one."
+            f"the cache folder {cache} cannot be created: {error.strerror}; choose another one."
         ) from error
     opened = _open(source, source_language, target_language, cache)
     spec = source.model_dump(mode="json", exclude_none=True)
@@ -73,13 +71,13 @@ def read_corpus(source: Source, source_language: str, target_language: str, cach
 
 
 def recall_corpus(source: Source, fingerprint: str, cache: Path) -> datasets.Dataset | None:
-    """The table that `read_corpus` made in `cache`, by its fingerprint; None where it is gone.
+    """The table that `read_corpus` wrote to `cache`, by its fingerprint; None if it is missing.
 
-    What it was made from may have changed since, or be gone.
+    The corpus itself may have changed or been removed since.
     """
 
     def rows() -> Iterator[dict[str, Any]]:
-        raise InputError(f"the table {fingerprint} of {source} is gone.")
+        raise InputError(f"the table {fingerprint} of {source} is missing.")
         yield
 
     try:
@@ -89,10 +87,10 @@ def recall_corpus(source: Source, fingerprint: str, cache: Path) -> datasets.Dat
 
 
 def check_corpus(source: Source, source_language: str, target_language: str) -> None:
-    """Find a corpus and read its first pair; writes nothing.
+    """Check that a corpus exists, by reading its first pair. Writes nothing.
 
     Raises:
-        InputError: it is missing, cannot be read, or has no pair.
+        InputError: the corpus is missing, cannot be read, or is empty.
     """
     if source.dataset is not None:
         pairs = first_rows(source.dataset, source.config, source.split or "train", source.fields or _FIELDS)
@@ -105,7 +103,7 @@ def check_corpus(source: Source, source_language: str, target_language: str) -> 
 def _table(
     source: Source, rows: Callable[[], Iterator[dict[str, Any]]], cache: Path, fingerprint: str
 ) -> datasets.Dataset:
-    """The table of this fingerprint in `cache`, made of `rows` where it is not there."""
+    """The table with this fingerprint in `cache`, written from `rows` if it is missing."""
     columns = {"source": "string", "target": "string"} | ({"items": "int32"} if source.numbers else {})
     try:
         return datasets.Dataset.from_generator(
@@ -115,25 +113,25 @@ def _table(
             fingerprint=fingerprint,
         )
     except DatasetGenerationError as error:
-        # the readers give InputErrors alone, so an OSError comes from writing the table
+        # the readers raise InputError only, so an OSError comes from writing the table
         if isinstance(error.__cause__, InputError | OSError):
             raise error.__cause__ from None
         raise
 
 
 def _empty(source: Source) -> str:
-    return f"the corpus {source} has no pair in it; check that it is the right one."
+    return f"the corpus {source} has no pair; check that it is the right one."
 
 
 def join_corpora(tables: Sequence[datasets.Dataset]) -> datasets.Dataset:
-    """One table of several, one after the other, with the columns that all of them have.
+    """Concatenate tables, keeping the columns that all of them have.
 
     Raises:
-        InputError: there is none.
+        InputError: `tables` is empty.
     """
     if not tables:
         raise InputError(
-            "no corpus is named; give at least one of tsv, files, jsonl, dataset, catalogs, numbers."
+            "no corpus was given; give at least one of tsv, files, jsonl, dataset, catalogs, numbers."
         )
     shared = [name for name in tables[0].column_names if all(name in table.column_names for table in tables)]
     return datasets.concatenate_datasets([table.select_columns(shared) for table in tables])
@@ -141,14 +139,14 @@ def join_corpora(tables: Sequence[datasets.Dataset]) -> datasets.Dataset:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A corpus that was found: how to read it, and what changes when its text does."""
+    """A corpus that exists: a function that yields its pairs, and a key that changes with its content."""
 
     pairs: Callable[[], Iterator[tuple[Any, ...]]]
     key: list[Any]
 
 
 def _open(source: Source, source_language: str, target_language: str, cache: Path) -> _Opened:
-    """Find a corpus without reading it; what is missing is told here."""
+    """Locate a corpus without reading it. Raises: InputError."""
     if source.tsv is not None:
         path, columns = source.tsv, source.columns or (0, 1)
         return _Opened(lambda: read_tsv(path, columns), _state([path]))
@@ -171,7 +169,7 @@ def _open(source: Source, source_language: str, target_language: str, cache: Pat
 
 
 def _state(paths: Sequence[Path]) -> list[Any]:
-    """Return path, size and time of each file, so that a changed one has another key."""
+    """Path, size and time of each file, so that a changed file has another key."""
     for path in paths:
         check_is_file(path)
     stats = [(path.resolve(), path.stat()) for path in paths]

@@ -1,9 +1,7 @@
-"""Regular expressions of people on text of strangers: Python's syntax, searched in bounded time.
+"""Regular expressions in Python's syntax, with a time limit on each search.
 
-Python's own `re` goes on for years where a pattern such as `(a|aa)+$` does not match; `regex` can be stopped.
+Python's `re` has no timeout and can take years on a pattern such as `(a|aa)+$`; `regex` has one.
 """
-
-from __future__ import annotations
 
 import re
 import warnings
@@ -13,28 +11,30 @@ from typing import Any
 import regex
 
 from relpos.translation.errors import InputError
-from relpos.translation.limits import REGEX_SECONDS
 
-# an escape, whole, so that its braces are left alone; or a brace that begins no count
+# CPU seconds for searching one text; a sane pattern needs microseconds
+REGEX_SECONDS = 2.0
+
+# an escape, so that its braces are not matched alone; or a brace that does not begin a count
 _BRACE = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d*\})", re.DOTALL)
 
 
 @lru_cache(maxsize=8)
 def compile_pattern(pattern: str) -> Any:
-    """The regular expression `pattern`, in Python's syntax.
+    """The compiled regular expression `pattern`, in Python's syntax.
 
     Raises:
-        ValueError: it is none, or one that later versions of Python will read otherwise.
+        ValueError: the pattern is invalid, or Python warns that its meaning will change.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             re.compile(pattern)
-        # to `regex` a{e} is an "a" with errors; to Python it is four characters
+        # `regex` reads a{e} as an "a" with errors, Python as four characters
         plain = _BRACE.sub(lambda found: r"\{" if found[0] == "{" else found[0], pattern)
         return regex.compile(plain, regex.VERSION0)
     except (re.error, regex.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{pattern[:60]!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern[:60]!r} is not a regular expression: {error}") from error
     except Warning as warning:
         raise ValueError(
             f"{pattern[:60]!r} is ambiguous: {warning}; put \\ before the bracket or sign"
@@ -42,12 +42,12 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def matches(pattern: str, text: str, key: str) -> bool:
-    """Whether `text` holds a match of `pattern`.
+    """Whether `text` contains a match of `pattern`.
 
     Args:
-        key: what the pattern is called in a message.
+        key: name of the pattern in error messages.
     Raises:
-        InputError: that is not known after 2 seconds of this process's CPU time.
+        InputError: the search takes more than 2 seconds of this process's CPU time.
     """
     try:
         return compile_pattern(pattern).search(text, timeout=REGEX_SECONDS) is not None
@@ -55,5 +55,5 @@ def matches(pattern: str, text: str, key: str) -> bool:
         shown = text if len(text) <= 80 else f"{text[:80]} ..."
         raise InputError(
             f"{key}: {pattern[:80]!r} takes more than {REGEX_SECONDS:g} seconds on the text {shown!r}; "
-            "write it without one repetition inside another."
+            "rewrite it without nested repetitions."
         ) from None

@@ -1,4 +1,4 @@
-"""What a value in a stranger's file must be, in words for a message and as a test."""
+"""Validators for values in untrusted files: each has a test, and words for the error message."""
 
 import reprlib
 from collections.abc import Callable, Mapping
@@ -6,36 +6,30 @@ from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """A value must be `words`; whether it is, `fits` says."""
+    """A validator: `fits(value)` tests a value, and `words` complete the message "must be ..."."""
 
     words: str
     fits: Callable[[Any], bool]
 
 
 def check(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Raise ValueError for the first of `values` that breaks its rule; values without a rule pass."""
+    """Raise ValueError for the first of `values` that breaks its rule; values without a rule are accepted."""
     for name, value in values.items():
         if name in rules and not rules[name].fits(value):
             raise ValueError(f"{name} must be {rules[name].words}; got {shown(value)}.")
 
 
 def shown(value: object) -> str:
-    """`value` for a message: short and on one line, however long or deep it is."""
+    """`value` for a message: one short line, even for long or deeply nested values."""
     try:
         return reprlib.repr(value)
     except (ValueError, RecursionError):
-        # an int of thousands of digits
+        # an int with thousands of digits
         return f"a value of {type(value).__name__} that is too long to show"
 
 
-def names_shown(names: list[str], most: int = 5) -> str:
-    """The first `most` of `names`, and how many more there are."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name[:200]) for name in names[:most]) + rest
-
-
-def whole(low: int, high: int) -> Rule:
-    """An int, which a bool is not."""
+def integer(low: int, high: int) -> Rule:
+    """An int; a bool is refused."""
     return Rule(
         f"a whole number from {low:,} to {high:,}", lambda value: type(value) is int and low <= value <= high
     )
@@ -49,7 +43,7 @@ def number(low: float, high: float) -> Rule:
     )
 
 
-def flag() -> Rule:
+def boolean() -> Rule:
     """A bool."""
     return Rule("true or false", lambda value: type(value) is bool)
 
@@ -60,7 +54,7 @@ def text(longest: int = 1000) -> Rule:
 
 
 def one_of(*choices: object) -> Rule:
-    """One of `choices`, of the same type too, so that 0 is not False."""
+    """One of `choices`, equal in type too, so that 0 is not False."""
     return Rule(
         f"one of {choices}" if len(choices) > 1 else repr(choices[0]),
         lambda value: any(type(value) is type(choice) and value == choice for choice in choices),
@@ -68,12 +62,12 @@ def one_of(*choices: object) -> Rule:
 
 
 def optional(rule: Rule) -> Rule:
-    """None, or what `rule` wants."""
+    """None, or a value that fits `rule`."""
     return Rule(f"{rule.words}, or null", lambda value: value is None or rule.fits(value))
 
 
-def listed(rule: Rule, low: int, high: int) -> Rule:
-    """A list or tuple of `low` to `high` values that `rule` wants."""
+def list_of(rule: Rule, low: int, high: int) -> Rule:
+    """A list or tuple of `low` to `high` values that fit `rule`."""
     return Rule(
         f"a list of {low:,} to {high:,} values, each {rule.words}",
         lambda value: (
@@ -82,8 +76,8 @@ def listed(rule: Rule, low: int, high: int) -> Rule:
     )
 
 
-def mapped(key: Rule, rule: Rule, most: int) -> Rule:
-    """A dict of at most `most` values that `rule` wants."""
+def dict_of(key: Rule, rule: Rule, most: int) -> Rule:
+    """A dict of at most `most` entries; keys fit `key`, and values fit `rule`."""
     return Rule(
         f"an object of at most {most:,} values, each {rule.words}",
         lambda value: (
@@ -96,5 +90,5 @@ def mapped(key: Rule, rule: Rule, most: int) -> Rule:
 
 
 def either(first: Rule, second: Rule) -> Rule:
-    """What one of the two wants."""
+    """A value that fits one of the two rules."""
     return Rule(f"{first.words}, or {second.words}", lambda value: first.fits(value) or second.fits(value))

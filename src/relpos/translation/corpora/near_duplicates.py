@@ -1,47 +1,45 @@
-"""Groups of texts that are nearly the same, exactly: equal skeletons, or many word pairs in common.
+"""Groups of near-duplicate texts, found exactly: equal words, or many word pairs in common.
 
-Sets of word pairs with a Jaccard index of at least t are found by prefix filtering (Chaudhuri et al. 2006;
-Bayardo et al. 2007): when each set is sorted by how rare its members are, two such sets share one of their
-first n - ceil(t n) + 1 members. No pair at or above the bound is missed, unlike with MinHash.
+Prefix filtering (Chaudhuri et al. 2006; Bayardo et al. 2007) finds all sets of word pairs with a Jaccard
+index of at least t: when the members of each set are sorted by rarity, two such sets share one of their
+first n - ceil(t n) + 1 members. Unlike MinHash it misses no pair at or above the threshold.
 """
-
-from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from relpos.translation.corpora.skeleton import skeleton
+from relpos.translation.corpora.words import word_key
 
 Bigram = tuple[str, str]
 
 
-class Groups:
-    """Disjoint groups of the numbers 0..size-1, joined step by step."""
+class DisjointSets:
+    """A partition of the numbers 0..size-1 into groups, which can be merged (union-find)."""
 
     def __init__(self, size: int) -> None:
         self._parent = list(range(size))
 
     def find(self, item: int) -> int:
-        """Return the number that stands for the item's group."""
+        """The representative of the item's group, its smallest number."""
         parent = self._parent
         while parent[item] != item:
             parent[item] = parent[parent[item]]
             item = parent[item]
         return item
 
-    def join(self, a: int, b: int) -> None:
-        """Make one group of the groups of a and b."""
+    def union(self, a: int, b: int) -> None:
+        """Merge the groups of a and b."""
         a, b = self.find(a), self.find(b)
         self._parent[max(a, b)] = min(a, b)
 
 
-def join_neighbours(texts: Iterable[str], groups: Groups, similarity: float) -> None:
-    """Join the numbers of texts with equal skeletons, or with a Jaccard index of word pairs >= similarity."""
+def join_near_duplicates(texts: Iterable[str], groups: DisjointSets, similarity: float) -> None:
+    """Merge the groups of texts with equal `word_key`, or a Jaccard index of word pairs >= similarity."""
     first: dict[tuple[str, ...], int] = {}
     for number, text in enumerate(texts):
-        groups.join(number, first.setdefault(skeleton(text), number))
+        groups.union(number, first.setdefault(word_key(text), number))
     bigrams = [(set(pairwise(words)), number) for words, number in first.items() if len(words) > 1]
     counts: Counter[Bigram] = Counter()
     for members, _ in bigrams:
@@ -55,20 +53,22 @@ def join_neighbours(texts: Iterable[str], groups: Groups, similarity: float) -> 
     _join_similar(sets, groups, similarity)
 
 
-def _join_similar(sets: Sequence[tuple[int, list[Bigram], int]], groups: Groups, similarity: float) -> None:
+def _join_similar(
+    sets: Sequence[tuple[int, list[Bigram], int]], groups: DisjointSets, similarity: float
+) -> None:
     # for each word pair, the sets seen so far (none larger than the present one) with it in their prefix
     index: defaultdict[Bigram, list[int]] = defaultdict(list)
     shared = [frozenset(members) for _, members, _ in sets]
     for now, (size, members, number) in enumerate(sets):
         smallest = math.ceil(similarity * size - 1e-9)
-        # members that occur once would stand first in the order of rarity
+        # members that occur once would come first in the order of rarity
         prefix = members[: max(0, size - smallest + 1 - (size - len(members)))]
         tried: set[int] = set()
         for member in prefix:
             for other in reversed(index[member]):
                 other_size, _, other_number = sets[other]
                 if other_size < smallest:
-                    # sets come by size, so the earlier ones are smaller still
+                    # the sets are sorted by size, so the earlier ones are smaller still
                     break
                 if other in tried:
                     continue
@@ -77,5 +77,5 @@ def _join_similar(sets: Sequence[tuple[int, list[Bigram], int]], groups: Groups,
                     continue
                 common = len(shared[now] & shared[other])
                 if common >= similarity * (size + other_size - common) - 1e-9:
-                    groups.join(number, other_number)
+                    groups.union(number, other_number)
             index[member].append(now)

@@ -1,4 +1,4 @@
-"""The report of an experiment: its records, and pictures of what distances do in its first trained model."""
+"""The report of an experiment: its records, and pictures of the relative positions of its first model."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from relpos.translation.text import normal
 
 
 def write_comparison(title: str, out: Path, records: list[dict[str, Any]]) -> Path:
-    """Write `out`/report.html from the records of an experiment run in `out`; returns its path."""
+    """Write `out`/report.html from the records of an experiment in `out`; returns its path."""
     pictures = [number_line_picture()]
     for record in records:
         observations, tokens = _look(
@@ -32,7 +32,7 @@ def write_comparison(title: str, out: Path, records: list[dict[str, Any]]) -> Pa
 
 
 def _look(translator: Translator, samples: list[dict[str, str]]) -> tuple[list[Observation], list[str]]:
-    """Observe the model on the sample that is most like a sentence of a dozen tokens."""
+    """Observe the model on the sample whose length is nearest to 12 tokens."""
     rows = [translator.tokenizer(sample["source"]).input_ids for sample in samples]
     source = min(rows, key=lambda ids: abs(len(ids) - 12))
     ids = torch.tensor([source])

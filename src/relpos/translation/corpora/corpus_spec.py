@@ -1,6 +1,4 @@
-"""One corpus as a recipe names it: where its pairs come from."""
-
-from __future__ import annotations
+"""The specification of one corpus in a recipe: where its pairs come from."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +10,13 @@ from relpos.translation.corpora.numbers import NumberLines
 
 _KINDS = ("tsv", "files", "jsonl", "dataset", "catalogs", "numbers")
 
-# YAML has lists for tuples and text for paths; about what is in them, and all else, a recipe is strict
+# YAML has no tuples or paths, so lists and text are accepted for them; all other types are strict
 _Path = Annotated[Path, Field(strict=False)]
 _Paths = Annotated[tuple[_Path, _Path], Field(strict=False)]
 _Names = Annotated[tuple[str, str], Field(strict=False)]
 _Numbers = Annotated[tuple[int, int], Field(strict=False)]
 
-# options, and the kinds that they belong to
+# options, and the kinds that they apply to
 _OPTIONS = {
     "columns": ("tsv",),
     "fields": ("jsonl", "dataset"),
@@ -38,9 +36,7 @@ class Source(BaseModel):
     columns: _Numbers | None = Field(
         default=None, description="For tsv: the columns of source and target, counted from 0; default [0, 1]."
     )
-    files: _Paths | None = Field(
-        default=None, description="Two files, source and target, where equal line numbers belong together."
-    )
+    files: _Paths | None = Field(default=None, description="Two line-aligned files, source and target.")
     jsonl: _Path | None = Field(
         default=None, description="File with one JSON object a line, plain or gzipped."
     )
@@ -67,12 +63,12 @@ class Source(BaseModel):
 
     @property
     def kind(self) -> str:
-        """The one key that says where the pairs come from."""
+        """The key that is set: tsv, files, jsonl, dataset, catalogs or numbers."""
         return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that it is read from; a data set's folder is not among them, nor what is installed."""
+        """The files that the corpus is read from, without data set folders and installed catalogs."""
         if self.files is not None:
             return self.files
         return tuple(path for path in (self.tsv, self.jsonl) if path is not None)
@@ -87,11 +83,11 @@ class Source(BaseModel):
     def _exactly_one_kind(self) -> Self:
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
-            came = " and ".join(given) or "none"
-            raise ValueError(f"a corpus has exactly one of {', '.join(_KINDS)}; got {came}")
+            found = " and ".join(given) or "none"
+            raise ValueError(f"a corpus has exactly one of {', '.join(_KINDS)}; got {found}")
         for option, kinds in _OPTIONS.items():
             if getattr(self, option) is not None and given[0] not in kinds:
                 raise ValueError(f"{option} belongs to {' and '.join(kinds)}, not to {given[0]}")
         if self.columns is not None and (min(self.columns) < 0 or self.columns[0] == self.columns[1]):
-            raise ValueError(f"columns must be two different numbers from 0 on; got {list(self.columns)}")
+            raise ValueError(f"columns must be two different numbers >= 0; got {list(self.columns)}")
         return self

@@ -1,7 +1,8 @@
-"""Cutting a text that is too long to be translated whole: at sentence ends, at clause marks, between words.
+"""Sentence splitting for texts that are too long to translate as a whole.
 
-Sentence ends are those of Unicode's annex 29, with two changes: a short word with a capital before the full
-stop may be an abbreviation, and a lower-case letter goes on with the sentence.
+Sentence ends follow Unicode's annex 29, with two changes: a short capitalised word before a full stop may be
+an abbreviation, and a sentence does not end before a lower-case letter. Long sentences are split at clause
+marks or between words.
 """
 
 from bisect import bisect_left
@@ -23,11 +24,12 @@ _CLAUSE_END = regex.compile(r"\p{SB=SContinue}(?= )|[\u3001\uff0c\uff1b\uff1a]")
 _WORD_END = regex.compile(r"(?= )")
 
 
-def cut(text: str, longest: int, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The sentences of a normal text; those of more than `longest` subwords, end mark included, in pieces.
+def split_text(text: str, longest: int, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Split a normalised text into sentences, and long sentences into pieces.
 
-    A piece ends at a clause mark where there is one near the middle of what is too long, otherwise between
-    words, and inside a word only where nothing else is left. Nothing but spaces is lost.
+    A piece has at most `longest` subwords, including the end token. It ends at a clause mark near the middle
+    of the sentence if there is one, otherwise between words, and inside a word only as a last resort. Only
+    spaces are dropped.
     """
     starts = [
         start for start, _ in tokenizer(text, return_offsets_mapping=True, verbose=False).offset_mapping[:-1]
@@ -39,7 +41,7 @@ def cut(text: str, longest: int, tokenizer: PreTrainedTokenizerFast) -> list[str
     while rest:
         start, stop = rest.pop()
         subwords = bisect_left(starts, stop) - bisect_left(starts, start)
-        # the end mark, and the space that a piece gets which begins inside a word
+        # 2: the end token, and the space that is added to a piece beginning inside a word
         if subwords + 2 <= longest or stop - start < 2:
             pieces.append(text[start:stop].strip())
             continue
@@ -49,7 +51,7 @@ def cut(text: str, longest: int, tokenizer: PreTrainedTokenizerFast) -> list[str
 
 
 def _place(start: int, stop: int, ends: list[list[int]]) -> int:
-    """Where to cut text[start:stop]: the strongest end nearest to the middle, of its middle half."""
+    """Where to split text[start:stop]: the strongest end in its middle half, nearest to the middle."""
     middle, quarter = (start + stop) // 2, (stop - start) // 4
     for places in ends:
         near = bisect_left(places, middle)

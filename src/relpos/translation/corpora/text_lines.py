@@ -1,12 +1,10 @@
 """Lines of a text file or of standard input, plain or gzipped, in UTF-8.
 
-Only a line feed ends a line, with or without a carriage return before it: the signs that `str.splitlines`
-also breaks at (U+2028, form feed, ...) stay inside, and so does a stray carriage return. Where text begins
-with carriage returns alone, as on old Macs, these end lines too. What cannot be read is an `InputError` that
-names the file, the line and the byte. Memory is bounded by the longest line allowed.
+A line ends with a line feed, with or without a carriage return before it. Other characters at which
+`str.splitlines` breaks (U+2028, form feed, ...) stay in the line, and so does a stray carriage return. If the
+first line ends with a carriage return alone, as on old Macs, carriage returns end lines too. Unreadable text
+raises an `InputError` with the file, the line and the byte. Memory is bounded by the longest line allowed.
 """
-
-from __future__ import annotations
 
 import errno
 import re
@@ -17,10 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from relpos.translation.corpora.foreign import HEAD_BYTES, foreign_kind
+from relpos.translation.corpora.file_signatures import HEAD_BYTES, binary_format
 from relpos.translation.errors import InputError
 
-# bytes of a line, its end left out: far more than a pair that teaches anything
+# bytes of a line without its end; far more than any useful pair has
 MAX_LINE_BYTES = 4 << 20
 
 _GZIP = b"\x1f\x8b"
@@ -31,15 +29,15 @@ _BLOCK = 1 << 16
 
 
 def read_lines(file: Path | BinaryIO, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Yield the lines of UTF-8 text without their ends; byte-order mark and Windows line ends are tolerated.
+    """Yield the lines of UTF-8 text without their ends; a byte-order mark and Windows line ends are accepted.
 
     Args:
-        file: a path, or an open stream such as `sys.stdin.buffer`, which stays open; gzip is recognised by
-            its first two bytes, whatever the name.
-        max_line_bytes: of one line, its end left out.
+        file: a path, or an open stream such as `sys.stdin.buffer`, which stays open. Gzip is recognised by
+            its first two bytes, not by the name.
+        max_line_bytes: limit on a line without its end.
     Raises:
-        InputError: the file is missing, a folder, unreadable, a damaged gzip, not UTF-8, or has a longer
-            line.
+        InputError: the file is missing, a folder, unreadable, a damaged gzip, not UTF-8, or has a line over
+            the limit.
     """
     for lines in read_arrived(file, max_line_bytes):
         yield from lines
@@ -48,11 +46,11 @@ def read_lines(file: Path | BinaryIO, max_line_bytes: int = MAX_LINE_BYTES) -> I
 def read_arrived(
     file: Path | BinaryIO, max_line_bytes: int = MAX_LINE_BYTES, at_once: int = 1
 ) -> Iterator[list[str]]:
-    """Yield lines as `read_lines` does, in lists: all that can be read without waiting.
+    """Yield lines as `read_lines` does, in lists of the lines that can be read without waiting.
 
-    A list is handed over when it has `at_once` lines, at the end, and whenever the next block would have to
-    be waited for: a pipe or a terminal on which somebody waits for an answer gets it line by line. No list
-    is empty, and none has more lines than `at_once` and one block.
+    A list is yielded when it has `at_once` lines, at the end, and whenever the next read would block, so that
+    interactive input from a pipe or a terminal is answered line by line. Lists are never empty, and have at
+    most `at_once` lines plus those of one block.
     """
     name = str(file) if isinstance(file, Path) else "standard input"
     splitter = _Splitter(name, max_line_bytes)
@@ -61,7 +59,7 @@ def read_arrived(
         with _open(file) as source:
             is_packed, is_first = isinstance(source, _Unpacked), True
             while block := source.read():
-                if is_first and (kind := foreign_kind(block[:HEAD_BYTES])):
+                if is_first and (kind := binary_format(block[:HEAD_BYTES])):
                     raise InputError(f"{name}{' (unpacked)' if is_packed else ''} {kind}.")
                 is_first = False
                 lines += splitter.feed(block)
@@ -76,16 +74,16 @@ def read_arrived(
         ) from error
     except OSError as error:
         if error.errno == errno.EBADF:
-            raise InputError(f"{name} is closed; name a file, or give it one.") from error
+            raise InputError(f"{name} is closed; name a file, or redirect one to it.") from error
         raise InputError(
-            f"{name} cannot be read: {error.strerror or error}; check the path and its rights."
+            f"{name} cannot be read: {error.strerror or error}; check the path and its permissions."
         ) from error
     if lines:
         yield lines
 
 
 def check_is_file(path: Path) -> None:
-    """Raise the `InputError` that fits where `path` is no file that exists."""
+    """Raise an InputError if `path` is not an existing file."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, and a file was expected; name one of the files in it.")
     if not path.exists():
@@ -93,22 +91,22 @@ def check_is_file(path: Path) -> None:
 
 
 class _Splitter:
-    """Lines out of blocks of bytes; what has no end yet is kept."""
+    """Splits blocks of bytes into lines; keeps an unfinished line for the next block."""
 
     def __init__(self, name: str, max_line_bytes: int) -> None:
         self.name, self.max_line_bytes = name, max_line_bytes
-        self.number = self.offset = 0  # lines, and their bytes, given so far
+        self.number = self.offset = 0  # lines yielded so far, and their bytes
         self._kept: list[bytes] = []
         self._num_kept = 0  # bytes
-        self._is_old_mac: bool | None = None  # None: no end of a line has come
-        self._was_return = False  # the last line ended with the last byte of its block, a carriage return
+        self._is_old_mac: bool | None = None  # None: no line has ended yet
+        self._was_return = False  # the last byte of the block was a carriage return that ended a line
 
     def feed(self, block: bytes) -> Iterator[str]:
         """The lines that end in `block`."""
         if self._was_return:
             self._was_return = False
             if block.startswith(b"\n"):
-                # a Windows end, cut in two
+                # a Windows line end across two blocks
                 self._is_old_mac = False
                 self.offset += 1
                 block = block[1:]
@@ -122,7 +120,7 @@ class _Splitter:
         self._keep(block[start:])
 
     def end(self) -> Iterator[str]:
-        """The last line, if it has no end."""
+        """The last line, if the text does not end with a line end."""
         if self._num_kept:
             yield self._line(b"", 0)
 
@@ -136,11 +134,11 @@ class _Splitter:
         if length > self.max_line_bytes:
             raise InputError(
                 f"{self.name}: line {self.number + 1} has more than {self.max_line_bytes:,} bytes; split the "
-                "line, or check that this is text; relpos translate has --max-line-bytes."
+                "line, check that the file is text, or raise --max-line-bytes of relpos translate."
             )
 
     def _line(self, last: bytes, end: int) -> str:
-        """The line out of what was kept and its last bytes; `end` bytes follow that are none of it."""
+        """The line that consists of the kept bytes and `last`; its line end has `end` bytes."""
         raw = b"".join([*self._kept, last])
         self._check(len(raw.removesuffix(b"\r")))
         self._kept, self._num_kept = [], 0
@@ -154,15 +152,15 @@ class _Splitter:
 
 
 class _Plain:
-    """Bytes of a stream as they come."""
+    """Unbuffered bytes of a stream."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._first = stream, b""
-        # a stream that cannot hand over what it has is read by blocks
+        # a stream without read1 is read in whole blocks
         self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
 
     def begins_with(self, start: bytes) -> bool:
-        """Whether these are the first bytes; waits until that is known, and no longer."""
+        """Whether the stream begins with `start`; reads no more than needed."""
         while len(self._first) < len(start) and start.startswith(self._first):
             more = self._read(_BLOCK)
             if not more:
@@ -171,37 +169,37 @@ class _Plain:
         return self._first.startswith(start)
 
     def read(self) -> bytes:
-        """Up to a block of bytes, as soon as there is one; none at the end."""
+        """Up to a block of bytes, as soon as any are available; none at the end."""
         first, self._first = self._first, b""
         return first or self._read(_BLOCK)
 
     def is_ready(self) -> bool:
-        """Whether more can be read without waiting for it."""
+        """Whether more can be read without waiting."""
         try:
             return bool(self._first or select.select([self._stream], [], [], 0)[0])
         except ValueError:
-            # memory, and no file of the system
+            # the stream has no file descriptor, so it is in memory
             return True
         except OSError:
-            # Windows selects among sockets alone
+            # Windows supports select on sockets only
             return False
 
 
 class _Unpacked:
-    """Text of a gzipped stream as it comes; `gzip` would wait for whole blocks, on a pipe too."""
+    """Decompressed bytes of a gzipped stream, without waiting for whole blocks as `gzip` does."""
 
     def __init__(self, packed: _Plain) -> None:
         self._packed = packed
-        self._member = zlib.decompressobj(wbits=31)  # with gzip's header and check sum
-        self._rest = b""  # packed bytes read
-        self._has_more = False  # text that was unpacked and did not fit into a block
+        self._member = zlib.decompressobj(wbits=31)  # 31: gzip's header and checksum
+        self._rest = b""  # compressed bytes not used yet
+        self._has_more = False  # decompressed bytes that did not fit into a block
 
     def read(self) -> bytes:
-        """Up to a block of bytes, as soon as there is one; none at the end."""
+        """Up to a block of bytes, as soon as any are available; none at the end."""
         while True:
             packed = self._rest or (b"" if self._has_more else self._packed.read())
             if self._member.eof:
-                # another member may follow, zeros between them
+                # another member may follow after zero bytes
                 packed = packed.lstrip(b"\0")
                 while not packed and (more := self._packed.read()):
                     packed = more.lstrip(b"\0")
@@ -217,13 +215,13 @@ class _Unpacked:
                 return text
 
     def is_ready(self) -> bool:
-        """Whether more can be read without waiting for it."""
+        """Whether more can be read without waiting."""
         return bool(self._rest) or self._has_more or self._packed.is_ready()
 
 
 @contextmanager
 def _open(file: Path | BinaryIO) -> Iterator[_Plain | _Unpacked]:
-    """Open a path or a stream; a stream is left open."""
+    """Open a path or wrap a stream; a stream stays open."""
     with ExitStack() as stack:
         if isinstance(file, Path):
             check_is_file(file)
@@ -241,7 +239,7 @@ def _decode(line: bytes, name: str, number: int, start: int) -> str:
             looks, encoding = " and looks like UTF-16", "UTF-16"
         advice = f"convert it with, for example, `iconv -f {encoding} -t UTF-8`"
         if b"\0" in line and not looks:
-            advice = "it is UTF-16 without its mark, or no text"
+            advice = "it is UTF-16 without a byte-order mark, or not text"
         raise InputError(
             f"{name} is not UTF-8{looks}: line {number} has byte 0x{line[error.start]:02x} "
             f"at byte offset {start + error.start}; {advice}."

@@ -1,4 +1,4 @@
-"""Tables on standard output: scores of one test set, and of the variants of an experiment."""
+"""Tables on standard output: the scores of one test set, and of the variants of an experiment."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def print_scores(result: "Evaluation") -> None:
-    """Print the scores of one test set, by length and whole, with their signatures."""
+    """Print the scores of a test set, by length and in total, with their signatures."""
     table = Table(title=None)
     for name in (result.length_unit, "segments", "BLEU", "BLEU lowercased", "chrF", "exact"):
         table.add_column(name, justify="right")
@@ -32,7 +32,7 @@ def print_scores(result: "Evaluation") -> None:
 
 
 def print_comparison(records: list[dict[str, Any]]) -> None:
-    """Print an experiment's records: scores of the variants side by side, by length, and translations."""
+    """Print the records of an experiment: scores of the variants, scores by length, and translations."""
     console = _console()
     for task in dict.fromkeys(record["task"] for record in records):
         rows = [record for record in records if record["task"] == task]
@@ -90,5 +90,5 @@ def _length_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _console() -> Console:
-    """Standard output; wide enough for a table where it is no terminal. Text is no markup."""
+    """Standard output without markup; 140 columns wide if it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 140, markup=False, emoji=False)

@@ -1,11 +1,11 @@
-"""Files that are no text, told by their first bytes: what each is, and how its text is got out."""
+"""File signatures: recognises files that are not text by their first bytes, and says how to convert each."""
 
-# enough for the names of a zip's first files, and for the mark of a tar, which stands at byte 257
+# enough for the names of a zip's first files, and for the signature of a tar at byte 257
 HEAD_BYTES = 2048
 
-_UNPACK = "unpack it with {} and name what was in it"
+_UNPACK = "unpack it with {} and name the file in it"
 
-# first bytes, what it is, what to do
+# first bytes, kind, remedy
 _KINDS = (
     (b"\xfd7zXZ\x00", "an xz archive", _UNPACK.format("`xz -d`")),
     (b"(\xb5/\xfd", "a zstd archive", _UNPACK.format("`zstd -d`")),
@@ -39,10 +39,10 @@ _KINDS = (
 )
 
 
-def foreign_kind(head: bytes) -> str | None:
-    """What a file is that begins with `head`, as "a zip archive: unpack it ..."; None: it may be text.
+def binary_format(head: bytes) -> str | None:
+    """The kind of a file that begins with `head`, and a remedy: "is a zip archive; unpack it ...".
 
-    Gzip is not among them, since it is read as what is in it.
+    None if it may be text. Gzip is not reported, since gzipped text can be read.
     """
     for mark, kind, remedy in _KINDS:
         if head.startswith(mark):
@@ -57,7 +57,7 @@ def foreign_kind(head: bytes) -> str | None:
 
 
 def _zip_kind(head: bytes) -> str:
-    """Office documents are zips too; their files' names stand at the beginning."""
+    """Which kind of zip it is; the names of its first files tell Office documents apart."""
     document = "save it as plain text in UTF-8"
     sheet = "save it as tab-separated text in UTF-8"
     for mark, kind, remedy in (

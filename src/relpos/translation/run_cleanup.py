@@ -1,37 +1,37 @@
-"""What relpos removes of a run: files that it wrote, by their names, and folders only when that empties them.
+"""Removes files that relpos wrote into a run, by their exact names, and folders that become empty.
 
-Whatever else a person put there stays.
+A user's own files stay.
 """
 
 import re
 from pathlib import Path
 
+from relpos.translation.atomic_files import remove_drafts
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, sealed_names
-from relpos.translation.files import remove_drafts
 
 # the folder of tables in a run's cache
 TABLES = "relpos-tables"
-# in a checkpoint's folder while it is being saved: without it, and without a seal, the folder is another's
+# marks a checkpoint that is being saved; a folder with neither this file nor a seal is not relpos's
 SAVING = ".relpos-saving"
 
 _TOKENIZER = r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
-# what transformers' Trainer, tokenizers and this package write into a checkpoint
+# files that transformers' Trainer, tokenizers and relpos write into a checkpoint
 _CHECKPOINT = re.compile(
     rf"{_TOKENIZER}|config\.json|generation_config\.json|model(-[0-9]{{5}}-of-[0-9]{{5}})?\.safetensors"
     r"|model\.safetensors\.index\.json|training_args\.bin|trainer_state\.json|optimizer\.(pt|bin)"
     rf"|scheduler\.pt|scaler\.pt|rng_state(_[0-9]+)?\.pth|finished|seal\.json|{re.escape(SAVING)}"
 )
-# what `datasets` writes into a folder of tables, and what is remembered of them
+# files that `datasets` and relpos write into a folder of tables
 _TABLE = re.compile(r".*\.arrow|.*\.lock|dataset_info\.json|tables\.json")
 _DRAFTS = ("model", "tokenizer", "recipe.yaml", "data.json", "metrics.jsonl", "relpos.json")
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove what saving wrote into `folder`, whole or not; nothing behind a link. Raises: OSError."""
+    """Remove the files of a checkpoint, complete or not; links are not followed. Raises: OSError."""
     if folder.is_symlink():
         return
     names = sealed_names(folder)
-    # first of all, so that what a kill leaves is never taken for whole
+    # the seal first, so that a kill leaves a folder that counts as incomplete
     (folder / "seal.json").unlink(missing_ok=True)
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -43,21 +43,21 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_links(folder: Path) -> None:
-    """Remove the links in `folder` under names that saving writes, which would be written where they lead."""
+    """Remove links with names that saving writes, so that saving does not write to their targets."""
     for path in folder.glob("*"):
         if path.is_symlink() and _CHECKPOINT.fullmatch(path.name):
             path.unlink()
 
 
 def keep_newest(checkpoints: Path, count: int, best: int | None) -> None:
-    """Remove the older whole checkpoints beyond `count`, but not that of the update `best`, nor a user's."""
+    """Remove all but the newest `count` checkpoints, that of update `best`, and those a user sealed."""
     for folder in sealed_checkpoints(checkpoints)[:-count]:
         if folder.name != f"checkpoint-{best}" and not is_sealed_by_user(folder):
             remove_checkpoint(folder)
 
 
 def remove_unfinished(run: Path) -> None:
-    """Remove the checkpoints in `run` whose saving did not come to its end, and drafts."""
+    """Remove incomplete checkpoints and drafts in `run`."""
     for folder in (run / "checkpoints").glob("checkpoint-*"):
         if (folder / SAVING).is_file() and not is_sealed(folder):
             remove_checkpoint(folder)
@@ -66,7 +66,7 @@ def remove_unfinished(run: Path) -> None:
 
 
 def foreign_checkpoints(checkpoints: Path) -> list[Path]:
-    """What has the name of a checkpoint and was saved by no run; a run would write over it."""
+    """Paths that are named like checkpoints but were not saved by a run, which would overwrite them."""
     return [
         path
         for path in sorted(checkpoints.glob("checkpoint-*"))
@@ -76,7 +76,7 @@ def foreign_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def remove_beginning(run: Path) -> None:
-    """Remove what a run wrote that failed before its first checkpoint. Raises: OSError."""
+    """Remove the files of a run that failed before its first checkpoint. Raises: OSError."""
     remove_unfinished(run)
     _remove(run / "tokenizer", re.compile(_TOKENIZER))
     (run / "metrics.jsonl").unlink(missing_ok=True)
@@ -84,9 +84,9 @@ def remove_beginning(run: Path) -> None:
 
 
 def remove_tables(cache: Path) -> None:
-    """Remove the tables that `datasets` made in a run's cache, and the memory of what they were made from."""
+    """Remove the tables in a run's cache, and the list of the corpora that they were made from."""
     tables = cache / TABLES
-    # a link leads to tables that are not in this cache
+    # the target of a link is not part of this cache
     if tables.is_symlink():
         return
     for folder in sorted((path for path in tables.rglob("*") if path.is_dir()), reverse=True):
@@ -95,12 +95,12 @@ def remove_tables(cache: Path) -> None:
 
 
 def forget_tables(cache: Path) -> None:
-    """Have the corpora looked at again, and read where they have changed."""
+    """Forget which table belongs to which corpus, so that changed corpora are read again."""
     (cache / TABLES / "tables.json").unlink(missing_ok=True)
 
 
 def _remove(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove the files in `folder` of these names, and the folder if nothing else is in it."""
+    """Remove the files in `folder` that match `names`, and the folder if it becomes empty."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in list(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""JSON files of strangers: regular files of bounded size and depth, or one sentence."""
+"""Strict JSON: objects from untrusted regular files, with bounds on size and depth."""
 
 import json
 from pathlib import Path
@@ -6,22 +6,26 @@ from typing import Any
 
 from relpos.translation.errors import ModelFolderError
 
-_DEEPEST = 50  # lists and objects inside each other; those of models have 5
+_DEEPEST = 50  # nested lists and objects; files of models have 5 levels
 MEBIBYTE = 1 << 20
 
 
 def read_object(path: Path, most_bytes: int = MEBIBYTE, *, is_deep: bool = False) -> dict[str, Any]:
-    """The JSON object in `path`, which holds at most `most_bytes`.
+    """The JSON object in the file `path`, which may have at most `most_bytes` bytes.
 
     Raises:
-        ModelFolderError: not a regular file, too large, not JSON, not an object, or nested beyond 50
-            levels; `is_deep` leaves the last to the parser.
+        ModelFolderError: not a regular file, too large, not a JSON object, or over 50 levels deep; `is_deep`
+            lifts the limit on levels to the parser's.
     """
-    content = read_bytes(path, most_bytes)
+    return parse_object(path, read_bytes(path, most_bytes), is_deep=is_deep)
+
+
+def parse_object(path: Path, content: bytes, *, is_deep: bool = False) -> dict[str, Any]:
+    """The JSON object in `content`, the bytes of the file `path`; see `read_object`."""
     try:
         found = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):
-        # bytes that are no UTF-8, text that is no JSON, numbers of 5,000 digits, 100,000 brackets
+        # not UTF-8, not JSON, a number with 5,000 digits, or 100,000 brackets
         found = None
     if not isinstance(found, dict) or not (is_deep or _is_flat(found)):
         raise ModelFolderError(f"{path}: not a JSON object; the file is damaged.")
@@ -29,7 +33,7 @@ def read_object(path: Path, most_bytes: int = MEBIBYTE, *, is_deep: bool = False
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """What is in `path`.
+    """The bytes of the file `path`.
 
     Raises:
         ModelFolderError: not a regular file, not readable, or larger than `most_bytes`.
@@ -37,17 +41,17 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     check_regular(path)
     try:
         with path.open("rb") as file:
-            # read, not asked for: a file of the system may be longer than it says
+            # the size of a special file may be wrong, so the limit is checked by reading
             content = file.read(most_bytes + 1)
     except OSError as error:
         raise ModelFolderError(f"{path}: cannot be read ({error.strerror}).") from error
     if len(content) > most_bytes:
-        raise ModelFolderError(f"{path}: more than {most_bytes:,} bytes, which no such file of a model has.")
+        raise ModelFolderError(f"{path}: must have at most {most_bytes:,} bytes; got more.")
     return content
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is missing, and folders, pipes and devices. Raises: ModelFolderError."""
+    """Refuse a path that is missing, a folder, a pipe or a device. Raises: ModelFolderError."""
     if path.is_file():
         return
     if path.exists():
@@ -56,7 +60,7 @@ def check_regular(path: Path) -> None:
 
 
 def _is_flat(found: object) -> bool:
-    """Whether nothing lies deeper than 50 levels."""
+    """Whether the nesting has at most 50 levels."""
     level = [found]
     for _ in range(_DEEPEST):
         level = [

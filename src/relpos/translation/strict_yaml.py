@@ -1,6 +1,6 @@
-"""YAML text to plain values, for people's files: small, flat, no key twice, no value that only YAML knows.
+"""Strict YAML: plain values only, no duplicate keys, and bounds on size.
 
-What the text costs is bounded before it is read: bytes, levels, and values after aliases are written out.
+The bytes, the nesting levels, and the number of values after expanding aliases are bounded.
 """
 
 import re
@@ -10,14 +10,14 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 
-# PyYAML reads some 100,000 bytes a second
+# PyYAML parses about 100,000 bytes a second
 MOST_BYTES = 256 * 1024
 _MOST_LEVELS = 50
 _MOST_VALUES = 100_000
 
 
 class YamlTextError(Exception):
-    """A text is no YAML that is taken here; `problem` says why, `line` where, counted from 1, if known."""
+    """A text is not YAML, or is refused; `problem` says why, and `line` where, counted from 1, if known."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem)
@@ -28,13 +28,13 @@ def read_yaml(text: str) -> Any:
     """The values in `text`: mappings, lists, text, numbers, true, false and null; dates are text.
 
     Raises:
-        YamlTextError: it is not YAML, too large or nested too deep, or a mapping holds a key twice.
+        YamlTextError: the text is not YAML, is too large or nested too deeply, or has a duplicate key.
     """
     if len(text) > MOST_BYTES:
-        raise YamlTextError(f"it has {len(text):,} characters, and {MOST_BYTES:,} are the most")
+        raise YamlTextError(f"it must have at most {MOST_BYTES:,} characters; got {len(text):,}")
     loader = None
     try:
-        loader = _Loader(text)  # a safe loader: makes nothing but plain values
+        loader = _Loader(text)  # a subclass of SafeLoader
         return loader.get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -44,7 +44,7 @@ def read_yaml(text: str) -> Any:
             problem = f"{context}, {problem}"
         raise YamlTextError(problem, mark.line + 1 if mark else None) from None
     except (ValueError, KeyError, OverflowError) as error:
-        # a tag of YAML's own before what is none: !!int x, !!bool x, a number of 5,000 digits
+        # a tag that does not fit its value, such as !!int x, or a number with 5,000 digits
         mark = loader.constructed.start_mark if loader and loader.constructed else None
         said = (
             "a number of too many digits" if "digits" in str(error) else "a value that its tag does not fit"
@@ -53,17 +53,17 @@ def read_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with limits; 1e-9 is a number as in YAML 1.2, and not only 1.0e-9."""
+    """PyYAML's safe loader with limits; 1e-9 is a number, as in YAML 1.2."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.constructed: Node | None = None
         self._level = 0
-        # values below and with each anchored node, aliases written out
+        # number of values in each node, with aliases expanded
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """A node, unless it lies too deep or makes too many."""
+        """Compose a node; refuses deep nesting and too many values."""
         is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
         self._level += 1
         if self._level > _MOST_LEVELS:
@@ -79,7 +79,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        """A mapping, unless a key stands in it twice."""
+        """Compose a mapping; refuses a duplicate key."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
@@ -97,13 +97,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        """The value of a node; the node is kept for messages."""
+        """Construct the value of a node, and keep the node for error messages."""
         self.constructed = node
         return super().construct_object(node, deep)
 
 
 def _whole_number(loader: _Loader, node: Any) -> int:
-    """As PyYAML's; what no int64 holds is no number that anything here takes, and may be costly to print."""
+    """An integer; refused beyond int64, since no setting needs it and it may be slow to print."""
     value = yaml.SafeLoader.construct_yaml_int(loader, node)
     if abs(value) >= 2**63:
         raise YamlTextError("a number of too many digits", node.start_mark.line + 1)
@@ -117,10 +117,10 @@ def _children(node: Node) -> list[Node]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what `read_yaml` reads back: a name such as 1e5 gets quotes."""
+    """Writes YAML that `read_yaml` reads back: text such as 1e5 gets quotes."""
 
 
-# dates are text, and of YAML's kinds those stay that JSON has too; the tables are copied, being PyYAML's own
+# dates are text, and only types that JSON has are kept; PyYAML's own tables stay unchanged
 _Loader.yaml_constructors = {
     tag: constructor
     for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
