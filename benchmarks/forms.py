@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from relpos import explain_backends, relation_attention, relative_attention
+from relpos._masks import combine_masks, key_mask
+from relpos._positions import label_table
 from relpos.backends import BACKENDS
-from relpos.masks import combine_masks, key_mask
-from relpos.positions import label_table
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PASSES = ("forward", "both")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from refusals import refuses
-from relpos import reference, relative_attention
+from relpos import _reference as reference
+from relpos import relative_attention
 from relpos._inputs import check
 from relpos.decompose import by_distance, decompose
 

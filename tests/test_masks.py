@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from relpos.masks import causal_mask, combine_masks, key_mask, merge_masks
+from relpos._masks import causal_mask, combine_masks, key_mask, merge_masks
 
 CPU = torch.device("cpu")
 

@@ -259,7 +259,7 @@ sys.meta_path.insert(0, Interrupts())
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "told"),
     [
-        ("relpos.functional", ["-m", "relpos", "--version"], 130, "relpos: stopped.\n"),
+        ("relpos._functional", ["-m", "relpos", "--version"], 130, "relpos: stopped.\n"),
         ("yaml", ["-m", "relpos", "recipe"], 130, "relpos: stopped.\n"),
         # who uses the library decides what an interrupt means
         ("torch", ["-c", "try: import relpos\nexcept KeyboardInterrupt: print('mine')"], 0, "mine\n"),

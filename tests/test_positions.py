@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from refusals import refuses
-from relpos.positions import clip_distance, distances, label_table, resolve_max_distance
+from relpos._positions import clip_distance, distances, label_table, resolve_max_distance
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from conformance.cases import CASES, TENSORS, make
 from relpos import relative_attention
+from relpos._functional import attention_with_weights
+from relpos._positions import label_table
 from relpos.backends.pairs import BLOCK, Clipped, Labelled
 from relpos.decompose import decompose
-from relpos.functional import attention_with_weights
-from relpos.positions import label_table
 
 BY_DISTANCE = [case for case in CASES if case.relations is None and case.num_queries <= 63]
 # queries, keys, start, left, right: one block, its neighbours, far away, wide tables, no far pairs at all

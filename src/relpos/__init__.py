@@ -5,7 +5,7 @@ from importlib.metadata import version as _version
 
 try:
     from relpos import decompose, nn, relations
-    from relpos.functional import explain_backends, relation_attention, relative_attention
+    from relpos._functional import explain_backends, relation_attention, relative_attention
 except KeyboardInterrupt:
     # `python -m relpos` imports this file first, with argv[0] == "-m": Ctrl-C there prints no traceback
     if _sys.argv[:1] != ["-m"]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from relpos import reference
+from relpos import _reference as reference
 from relpos._inputs import Inputs
 from relpos.backends import BACKENDS, dense
 from relpos.backends.backend import Backend

@@ -19,8 +19,8 @@ from relpos._inputs import (
     kind_of,
     sizes_of,
 )
-from relpos.masks import combine_masks, key_mask, merge_masks
-from relpos.positions import label_table, two_sides
+from relpos._masks import combine_masks, key_mask, merge_masks
+from relpos._positions import label_table, two_sides
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from conformance.skips import each_backend
 from relpos import explain_backends, relation_attention, relative_attention
+from relpos._functional import attention_with_weights
 from relpos._inputs import check
 from relpos.backends.arguments import Arguments, takes_arguments
-from relpos.functional import attention_with_weights
 
 
 @takes_arguments(num_results=1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relpos._dispatch import BackendTable
 from relpos._doctor.check import NO_BREAK, Check, Problem, Result, Warn, run_check
-from relpos.functional import explain_backends
+from relpos._functional import explain_backends
 
 
 class Case(NamedTuple):

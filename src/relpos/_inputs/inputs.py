@@ -13,7 +13,7 @@ from relpos._inputs.numbers import checked_dropout, checked_flag, checked_scale
 from relpos._inputs.pairs import checked_mask, checked_relations
 from relpos._inputs.sequences import checked_lengths, checked_start
 from relpos._inputs.tensors import cast, check_kinds, check_shapes, check_table
-from relpos.positions import resolve_max_distance
+from relpos._positions import resolve_max_distance
 
 
 @dataclass(frozen=True)

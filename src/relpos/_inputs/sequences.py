@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs.tensors import INT_DTYPES, can_look_at, check_layout, kind_of, sizes_of
-from relpos.positions import FARTHEST, INT_TYPES
+from relpos._positions import FARTHEST, INT_TYPES
 
 
 def checked_start(

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos._inputs import Inputs, can_look_at
+from relpos._masks import combine_masks, key_mask, merge_masks
+from relpos._positions import label_table
 from relpos.backends.backend import reasons_against_operators
 from relpos.backends.pairs import BLOCK, Clipped, Labelled, Pairs
-from relpos.masks import combine_masks, key_mask, merge_masks
-from relpos.positions import label_table
 
 
 def why_not(inputs: Inputs) -> list[str]:

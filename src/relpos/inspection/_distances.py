@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos._positions import distances
 from relpos.inspection._observation import Observation
 from relpos.inspection._optional_dependencies import Axes, Figure
 from relpos.inspection._style import (
@@ -23,7 +24,6 @@ from relpos.inspection._style import (
     tidy,
     title,
 )
-from relpos.positions import distances
 
 _MOST_COLUMNS = 3
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from relpos._positions import clip_distance, distances
 from relpos.inspection._optional_dependencies import Axes, Figure
 from relpos.inspection._style import INK, new_figure, row_colours, signed, title
-from relpos.positions import clip_distance, distances
 
 
 def plot_number_line(n: int = 4, k: int = 2) -> Figure:

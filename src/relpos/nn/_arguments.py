@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import FLOAT_DTYPES
-from relpos.positions import INT_TYPES, two_sides
+from relpos._positions import INT_TYPES, two_sides
 
 
 class Required(Enum):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from relpos._dispatch import check_backend
+from relpos._functional import attention_with_weights, relative_attention
 from relpos._inputs import check_start
-from relpos.functional import attention_with_weights, relative_attention
 from relpos.nn._arguments import (
     REQUIRED,
     Required,

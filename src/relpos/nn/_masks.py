@@ -1,6 +1,6 @@
 """Masks as in torch.nn, where True = hidden: checks, and conversion to one mask for `relative_attention`.
 
-`relpos.masks` handles the masks of `relative_attention`, where True = may attend, as in SDPA.
+`relpos._masks` handles the masks of `relative_attention`, where True = may attend, as in SDPA.
 """
 
 import torch

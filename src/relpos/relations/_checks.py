@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from relpos.positions import INT_TYPES
+from relpos._positions import INT_TYPES
 
 # uint8 has no -1
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)

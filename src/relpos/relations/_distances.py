@@ -2,7 +2,7 @@
 
 import torch
 
-from relpos.positions import FARTHEST, INT_TYPES, label_table
+from relpos._positions import FARTHEST, INT_TYPES, label_table
 from relpos.relations._checks import both_sides, check_count
 from relpos.relations._labels import Relations, named, product
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from relpos.positions import two_sides
+from relpos._positions import two_sides
 from relpos.translation.errors import RelposWarning, list_names
 from relpos.translation.validators import (
     Rule,
