@@ -147,7 +147,7 @@ def test_the_ends_of_the_ranges_translate_with_finite_scores(capsys, small_run, 
 
 
 def test_a_penalty_without_effect_by_the_models_own_beams_is_refused(capsys, small_run, monkeypatch) -> None:
-    search = cli._search
+    search = cli.make_search
 
     def with_one_beam(translator: object, beams: int | None, *rest: object, **others: object) -> Search:
         return search(translator, beams or 1, *rest, **others)

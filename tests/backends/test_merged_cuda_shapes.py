@@ -288,12 +288,12 @@ def test_a_piece_on_a_gpu_is_as_large_as_a_share_of_its_memory(monkeypatch: pyte
         room = partition.room(problem.query.device)
         assert room == (partition._QUERIES_ON_GPU, partition._SCRATCH_ON_GPU, 1)
         assert len(list(partition.pieces(problem))) == 1
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device())
-    assert partition.room(problem.query.device) == (partition._QUERIES_ON_GPU, 64 << 20, 1)
-    # less than one of the four heads wants
-    Device.total_memory = 1 << 20
-    assert len(list(partition.pieces(problem))) == 4
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Device())
+        assert partition.room(problem.query.device) == (partition._QUERIES_ON_GPU, 64 << 20, 1)
+        # less than one of the four heads wants
+        Device.total_memory = 1 << 20
+        assert len(list(partition.pieces(problem))) == 4
 
 
 def test_sizes_on_cuda_have_a_threshold_of_their_own() -> None:

@@ -192,7 +192,7 @@ def test_a_validation_pair_that_could_not_be_translated_is_told_before_training(
     small_recipe, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(preparation, "MOST_SUBWORDS", 3)
-    with pytest.raises(InputError, match=r"^validation pair \d+ has \d+ subwords, and at most 3 are "):
+    with pytest.raises(InputError, match=r"^validation pair \d+ must have at most 3 subwords; got \d+"):
         preparation.prepare(small_recipe(), tmp_path, lambda line: None)
 
 

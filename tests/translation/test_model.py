@@ -123,7 +123,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
     for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained):
-        with pytest.raises(ValueError, match=f"format {FORMAT + 1}.* Upgrade relpos"):
+        with pytest.raises(ValueError, match=rf"format must be at most {FORMAT}; got {FORMAT + 1}\. Upgrade"):
             load(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_learned_positions_end_with_their_sentence_and_relative_ones_do_not_end(
     assert learned(tokens(1, 32), decoder_input_ids=tokens(1, 32)).logits.isfinite().all()
     for source, target, last in ((33, 1, 32), (1, 40, 39)):
         # an error that the command line prints as one line, when it is a validation pair that is too long
-        with pytest.raises(InputError, match=rf"max_positions = 32; got position {last}\."):
+        with pytest.raises(InputError, match=rf"max_positions = 32.*; got position {last}\."):
             learned(tokens(1, source), decoder_input_ids=tokens(1, target))
     for kind in ("relative", "sinusoidal"):
         out = model(**POSITIONS[kind])(tokens(1, 200), decoder_input_ids=tokens(1, 200))

@@ -312,7 +312,7 @@ def test_at_most_three_faults_are_told_at_once() -> None:
         ("a: !!timestamp 2024-13-45", r"line 1: not valid YAML \(could not determine a constructor"),
         ("--- a\n--- b", r"line 2: not valid YAML \(expected a single document in the stream, but"),
         ("data: 2024-13-45", r"mine\.yaml: data must be a mapping of keys to values; got '2024-13-45'; "),
-        ("#" * 300_000, r"mine\.yaml: no recipe, for it has 300,000 bytes and 262,144 are the most;"),
+        ("#" * 300_000, r"mine\.yaml: a recipe must have at most 262,144 bytes; got 300,000\."),
         (b"PK\x03\x04" + bytes(99), r"mine\.yaml is a zip archive; "),
         (b"\x1f\x8b" + bytes(99), r"mine\.yaml: not UTF-8 at byte 1"),
         (b"data: \xff", r"mine\.yaml: not UTF-8 at byte 6\. Save the recipe as UTF-8\.$"),

@@ -53,7 +53,7 @@ def test_no_line_comes_twice():
 
 def test_too_few_different_lines_are_told():
     with pytest.raises(
-        InputError, match=r"only \d+ different lines were found for part train, and lines: 50"
+        InputError, match=r"only \d+ different lines were found for part train; got lines: 50"
     ):
         _lines(lines=50, longest=1, largest=9)
 

@@ -157,7 +157,7 @@ def test_a_full_disk_is_told_as_such_and_not_as_a_fault_of_the_corpus(tmp_path, 
 
 
 TSV, JSONL, FIELDS = {"tsv": True}, {"jsonl": True}, {"jsonl": True, "fields": ["t.em", "t.de"]}
-NOT_UTF_8 = "is not UTF-8: line 2 has byte 0xff at byte offset 11; it is UTF-16 without its mark, or no text."
+NOT_UTF_8 = "is not UTF-8: line 2 has byte 0xff at byte offset 11; it is UTF-16 without a byte-order mark, or not text."
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ NOT_UTF_8 = "is not UTF-8: line 2 has byte 0xff at byte offset 11; it is UTF-16 
             "line 2 has 2 columns and columns [1, 2]",
         ),
         (RECORD + b'\n{"source": }\n', JSONL, "line 2 is not JSON: Expecting value at column 12"),
-        *((b"[1]", JSONL, "line 1 is not a JSON object but a list;"), (b'"x"', JSONL, "object but a text;")),
-        *((b"3", JSONL, "line 1 is not a JSON object but a number;"), (b"null", JSONL, "object but null;")),
+        *((b"[1]", JSONL, "line 1 must be a JSON object; got a list."), (b'"x"', JSONL, "object; got a text.")),
+        *((b"3", JSONL, "line 1 must be a JSON object; got a number."), (b"null", JSONL, "object; got null.")),
         (b'{"source": "a", "target": null}', JSONL, "line 1: field 'target' must be text; got null."),
         (RECORD, FIELDS, "line 1 has no field 't.em'; the nearest is 't.en'. "),
         (b'{"t": {"en": "a"}}', JSONL, "line 1 has no field 'source'; it has t, t.en."),
@@ -189,8 +189,8 @@ NOT_UTF_8 = "is not UTF-8: line 2 has byte 0xff at byte offset 11; it is UTF-16 
         ),
         (b"\x1f\x8b" + bytes(40), TSV, "is damaged or truncated gzip"),
         *(
-            (b"", TSV, "has no pair in it;"),
-            (b"\n\n", TSV, "has no pair in it; check that it is the right one."),
+            (b"", TSV, "has no pair;"),
+            (b"\n\n", TSV, "has no pair; check that it is the right one."),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -296,7 +296,7 @@ def test_a_stream_is_read_as_a_file_and_stays_open():
 
 def test_a_cache_that_is_a_file_is_told(tmp_path):
     path = _write(tmp_path / "a.tsv", "a\tb\n")
-    with pytest.raises(InputError, match=r"the cache folder .*a.tsv cannot be made: File exists"):
+    with pytest.raises(InputError, match=r"the cache folder .*a.tsv cannot be created: File exists"):
         read_corpus(Source(tsv=path), "en", "de", path)
 
 

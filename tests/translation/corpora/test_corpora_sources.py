@@ -69,7 +69,7 @@ def test_an_unknown_split_of_a_folder_of_files_is_told(tmp_path, failure):
 def test_a_missing_folder_and_a_file_are_no_data_set(tmp_path, failure):
     assert "dataset: the folder ./no/such does not exist" in failure(dataset="./no/such")
     (tmp_path / "a.tsv").write_text("a\tb\n")
-    assert "is a file, and a name or a folder was expected" in failure(dataset=str(tmp_path / "a.tsv"))
+    assert "must be a name or a folder; got the file" in failure(dataset=str(tmp_path / "a.tsv"))
 
 
 def test_an_unreachable_hub_is_told_at_once(failure, monkeypatch):

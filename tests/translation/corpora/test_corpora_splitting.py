@@ -143,7 +143,7 @@ def test_word_pairs_in_common_are_found_in_a_larger_corpus():
 
 @pytest.mark.parametrize("shares", [{"test": 1.0}, {"a": 0.5, "b": 0.5}, {"test": -0.1}, {"train": 0.5}])
 def test_shares_out_of_range_and_that_of_train_are_told(shares):
-    with pytest.raises(InputError, match='"train" is what' if "train" in shares else "together under 1"):
+    with pytest.raises(InputError, match='"train" gets' if "train" in shares else "together under 1"):
         split(_table([("a", "b")]), shares)
 
 
