@@ -53,7 +53,7 @@ ATTENTION = ["test_functional.py", "test_refusals.py", "test_relations.py", "tes
 TESTS = {
     "relpos/nn/": ["nn"],
     "relpos/inspection/": ["inspection"],
-    "relpos/_doctor/": ["test_doctor.py"],
+    "relpos/_doctor/": ["test_doctor.py", "test_openmp.py"],
     "relpos/backends/merged/": ["conformance", "backends/test_merged*.py"],
     "relpos/backends/": ["conformance", "backends/test_cpu*.py", "test_laws.py"],
     "relpos/decompose": ["test_decompose.py"],
@@ -69,19 +69,19 @@ TESTS = {
 # modules of the translator whose tests have another name
 STRANGERS = ["translation/test_foreign_models.py"]
 ELSEWHERE = {
-    **{name: STRANGERS for name in ("json_files", "loading", "model_folders", "generation_settings")},
-    **{name: STRANGERS for name in ("rules", "tokenizer_files", "weights")},
-    **{name: ["translation/test_recipe.py"] for name in ("faults", "yaml_text", "preparation")},
+    **{name: STRANGERS for name in ("strict_json", "loading", "model_folders", "generation_settings")},
+    **{name: STRANGERS for name in ("validators", "tokenizer_files", "weights")},
+    **{name: ["translation/test_recipe.py"] for name in ("recipe_errors", "strict_yaml", "preparation")},
     **{
         name: ["translation/test_ownership.py", "translation/test_training.py"]
-        for name in ("removal", "runs")
+        for name in ("run_cleanup", "runs")
     },
     "config": ["translation/test_model.py", *STRANGERS],
-    "segments": ["translation/test_text.py", "translation/test_generation.py", "test_cli_text.py"],
+    "sentence_splitting": ["translation/test_text.py", "translation/test_generation.py", "test_cli_text.py"],
 }
-COMMANDS = ("relpos/cli", "relpos/_options", "relpos/_streams", "relpos/_tables", "relpos/_pictures")
+COMMANDS = ("relpos/cli", "relpos/_options", "relpos/_streams", "relpos/_console_tables", "relpos/_e")
 # what no test of seconds can see: kernels of Triton are mutated by hand (docs/log.md), data is not code
-LEFT_OUT = ("backends/triton/", "__init__", "__main__", "_options", "/limits")
+LEFT_OUT = ("backends/triton/", "__init__", "__main__", "_options", "setting_ranges")
 
 
 class Mutant(NamedTuple):

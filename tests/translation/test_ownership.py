@@ -179,7 +179,7 @@ def test_a_lock_is_released_and_names_its_holder(tmp_path) -> None:
 def test_the_folder_of_another_kind_is_refused(small_recipe, tmp_path) -> None:
     with working_in(tmp_path, "experiment"):
         pass
-    with pytest.raises(InputError, match="must be the folder of a run; got that of a experiment"):
+    with pytest.raises(InputError, match="must be a relpos folder of kind run; got kind experiment"):
         train(small_recipe(), tmp_path)
 
 

@@ -39,7 +39,7 @@ def format_of(folder: Path, kind: str) -> int | None:
         ) from None
     if found != kind:
         raise InputError(
-            f"{folder} must be the folder of a {kind}; got that of a {found}. Choose another folder."
+            f"{folder} must be a relpos folder of kind {kind}; got kind {found}. Choose another folder."
         )
     if number > FORMAT:
         raise InputError(f"{folder} was made by a later relpos (format {number}). Upgrade relpos.")

@@ -177,8 +177,14 @@ NOT_UTF_8 = "is not UTF-8: line 2 has byte 0xff at byte offset 11; it is UTF-16 
             "line 2 has 2 columns and columns [1, 2]",
         ),
         (RECORD + b'\n{"source": }\n', JSONL, "line 2 is not JSON: Expecting value at column 12"),
-        *((b"[1]", JSONL, "line 1 must be a JSON object; got a list."), (b'"x"', JSONL, "object; got a text.")),
-        *((b"3", JSONL, "line 1 must be a JSON object; got a number."), (b"null", JSONL, "object; got null.")),
+        *(
+            (b"[1]", JSONL, "line 1 must be a JSON object; got a list."),
+            (b'"x"', JSONL, "object; got a text."),
+        ),
+        *(
+            (b"3", JSONL, "line 1 must be a JSON object; got a number."),
+            (b"null", JSONL, "object; got null."),
+        ),
         (b'{"source": "a", "target": null}', JSONL, "line 1: field 'target' must be text; got null."),
         (RECORD, FIELDS, "line 1 has no field 't.em'; the nearest is 't.en'. "),
         (b'{"t": {"en": "a"}}', JSONL, "line 1 has no field 'source'; it has t, t.en."),
