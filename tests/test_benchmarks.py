@@ -290,6 +290,7 @@ def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=around, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_rehearsal_of_the_gpu_check_measures_nothing(module: Module, tmp_path: Path) -> None:
     done = run_check("--rehearse", "--processes", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
