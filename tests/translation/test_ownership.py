@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from relpos.cli import run as relpos
-from relpos.translation.checkpoints import sealed_checkpoints
+from relpos.translation import runs
+from relpos.translation.checkpoints import save_sealed, sealed_checkpoints
 from relpos.translation.corpora import Source
 from relpos.translation.errors import InputError, RelposWarning
 from relpos.translation.ownership import working_in
@@ -483,3 +484,19 @@ def test_an_end_that_a_later_checkpoint_went_beyond_is_no_end(small_recipe, run)
     (run / "checkpoints" / "checkpoint-8" / "optimizer.pt").write_bytes(b"")
     train(small_recipe(updates=8), run, resume=True)
     assert max(read_metrics(run, "loss")) == 8
+
+
+def test_a_checkpoint_is_removed_with_the_folders_of_its_files(tmp_path) -> None:
+    folder = tmp_path / "checkpoint-4"
+    save_sealed(folder, lambda draft: put(draft, "config.json", "inner/deeper/a.bin", "other/b.bin"))
+    put(folder, "other/notes.txt")
+    remove_checkpoint(folder)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {"other", "other/notes.txt"}
+
+
+def test_lines_of_updates_that_are_repeated_are_dropped(tmp_path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = [(step, json.dumps({"step": step})) for step in (2, 4, 6)]
+    file.write_text("".join(f"{line}\n" for _, line in lines))
+    runs._cut_metrics(file, lines, 4)
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [2, 4]
