@@ -1,10 +1,10 @@
 """Modules refuse wrong arguments: one whole message of each kind; of the others, the name and the numbers."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
+from small_modules import BATCH, HEADS, KEY, KEYS, QUERIES, QUERY, WIDTH, attention, draw, layer, refuses
 from torch import Tensor, nn
 
 from relpos.nn import (
@@ -16,32 +16,11 @@ from relpos.nn import (
     RelativeTransformerEncoderLayer,
 )
 
-WIDTH, HEADS, BATCH, QUERIES, KEYS = 16, 4, 2, 5, 7
 LAYERS = (RelativeTransformerEncoderLayer, RelativeTransformerDecoderLayer)
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
-
-
-def attention(**settings: Any) -> RelativeMultiheadAttention:
-    return RelativeMultiheadAttention(WIDTH, HEADS, **{"batch_first": True, "max_distance": None} | settings)
-
-
-def layer(kind: type, **settings: Any) -> Any:
-    return kind(**{"d_model": WIDTH, "nhead": HEADS, "batch_first": True, "max_distance": 2} | settings)
-
-
-def refuses(error: type[Exception], *parts: str) -> Any:
-    """The message begins with the first part, and has the others in this order."""
-    return pytest.raises(error, match="^" + ".*".join(map(re.escape, parts)))
 
 
 def zeros(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.bool)
-
-
-QUERY, KEY = draw(BATCH, QUERIES, WIDTH), draw(BATCH, KEYS, WIDTH)
 
 
 @pytest.mark.parametrize(
