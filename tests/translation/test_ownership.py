@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from relpos.cli import run as relpos
-from relpos.translation import runs
 from relpos.translation.checkpoints import save_sealed, sealed_checkpoints
 from relpos.translation.corpora import Source
 from relpos.translation.errors import InputError, RelposWarning
@@ -492,11 +491,3 @@ def test_a_checkpoint_is_removed_with_the_folders_of_its_files(tmp_path) -> None
     put(folder, "other/notes.txt")
     remove_checkpoint(folder)
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {"other", "other/notes.txt"}
-
-
-def test_lines_of_updates_that_are_repeated_are_dropped(tmp_path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    lines = [(step, json.dumps({"step": step})) for step in (2, 4, 6)]
-    file.write_text("".join(f"{line}\n" for _, line in lines))
-    runs._cut_metrics(file, lines, 4)
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [2, 4]

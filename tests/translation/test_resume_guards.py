@@ -1,5 +1,6 @@
 """Which keys of a recipe may differ when a run is resumed, and which may not: each is one or the other."""
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from relpos.translation.recipe import (
     TokenizerSettings,
     TrainingSettings,
 )
-from relpos.translation.runs import begin_run, resume_run, working_in_run
+from relpos.translation.runs import _cut_metrics, begin_run, resume_run, working_in_run
 
 # other values of these leave the updates that were made as they are
 MAY_CHANGE = {"updates": 9, "minutes": 1.5, "log_every": 7, "evaluate_every": 7, "validation_pairs": 7}
@@ -74,3 +75,11 @@ def test_resuming_with_another_value_of_the_rest_goes_on(small_recipe, tmp_path,
     with working_in_run(tmp_path / "run"):
         begin_run(recipe, tmp_path / "run")
     assert not resume_run(changed(recipe, "training", key, value), tmp_path / "run", print).is_finished
+
+
+def test_lines_of_updates_that_are_repeated_are_dropped(tmp_path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = [(step, json.dumps({"step": step})) for step in (2, 4, 6)]
+    file.write_text("".join(f"{line}\n" for _, line in lines))
+    _cut_metrics(file, lines, 4)
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [2, 4]
