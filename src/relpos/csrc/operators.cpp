@@ -81,7 +81,6 @@ struct Gradients {
     }
   }
 
-
  private:
   // no two results share memory
   static Tensor none(const Arguments& given) { return empty(given.query, {0}); }

@@ -48,9 +48,9 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         # the fused kernel scales after it has hidden pairs with -inf
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     if inputs.attn_mask is not None:
-        left = _lengths(inputs.attn_mask, inputs)
-        assert left is not None
-        lengths = left if lengths is None else torch.minimum(left, lengths)
+        allowed = _lengths(inputs.attn_mask, inputs)
+        assert allowed is not None
+        lengths = allowed if lengths is None else torch.minimum(allowed, lengths)
     needs_grad = needs_gradient(inputs)
     plain = replace(inputs, query=query, scale=scale, key_lengths=lengths, attn_mask=None)
     out, lse, _, _ = _attend(*arguments(plain), inputs.return_lse or needs_grad, needs_grad)
