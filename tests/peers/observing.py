@@ -1,0 +1,120 @@
+"""A plugin of pytest that writes what each test did: a line of JSON for its outcome and its assertions.
+
+    test, outcome   the test's name; passed, failed or skipped
+    reason          why it failed or was skipped, in one line
+    assertions      assertions that held: assert statements, assert... of unittest, torch and numpy
+
+With PEERS_WATCHED, a file of names, only these tests run, each under a profiler, and `calls` counts the calls
+of a module's `forward` and of `generate`, `save_pretrained`, `from_pretrained`, `backward`. The profiler
+stands alone in a second run, so that the run that decides outcomes is not disturbed.
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+CALLS = ("forward", "generate", "save_pretrained", "from_pretrained", "backward")
+counts = {"assertions": 0, "calls": 0}
+records: dict[str, dict[str, Any]] = {}
+
+
+def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose calls count as assertions."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        counts["assertions"] += 1
+        return function(*arguments, **options)
+
+    call.is_counted = True  # type: ignore[attr-defined]
+    return call
+
+
+def count_assertions_of(owner: Any) -> None:
+    """Count the calls of every function of a module or class whose name begins with assert."""
+    for name, function in list(vars(owner).items()):
+        is_function = callable(function) and not isinstance(function, type)
+        if name.startswith("assert") and is_function and not hasattr(function, "is_counted"):
+            setattr(owner, name, counted(function))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have assert statements counted in the suites' own modules, before they are imported."""
+    pytest.register_assert_rewrite("tests.test_modeling_common", "tests.generation.test_utils")
+    for module in (torch.testing, numpy.testing):
+        count_assertions_of(module)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that are watched, if PEERS_WATCHED names them; count the assertions of all classes."""
+    watched = os.environ.get("PEERS_WATCHED")
+    if watched:
+        names = set(Path(watched).read_text().split())
+        items[:] = [item for item in items if short_name(item.nodeid) in names]
+    for owner in {base for item in items if item.cls for base in item.cls.__mro__}:
+        count_assertions_of(owner)
+
+
+def pytest_assertion_pass(item: pytest.Item, lineno: int, orig: str, expl: str) -> None:
+    """Count an assert statement that held."""
+    counts["assertions"] += 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Count from zero while the test's body runs."""
+    counts.update(assertions=0, calls=0)
+    if os.environ.get("PEERS_WATCHED"):
+        sys.setprofile(count_call)
+    try:
+        return (yield)
+    finally:
+        sys.setprofile(None)
+        records.setdefault(short_name(item.nodeid), {}).update(counts)
+
+
+def count_call(frame: FrameType, event: str, argument: object) -> None:
+    """Count what CALLS names; `forward` only of a module."""
+    name = frame.f_code.co_name
+    if event == "call" and name in CALLS:
+        counts["calls"] += name != "forward" or isinstance(frame.f_locals.get("self"), torch.nn.Module)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the outcome: failed if any part failed, otherwise that of the body, or of a skip before it."""
+    record = records.setdefault(short_name(report.nodeid), {})
+    is_part = type(report) is not pytest.TestReport
+    if report.failed:
+        # the report of the whole test comes after those of its parts
+        record.update(outcome="failed", reason=record.get("reason") or why(report))
+    elif record.get("outcome") != "failed" and not is_part and (report.when == "call" or report.skipped):
+        record.update(outcome=report.outcome, reason=why(report) if report.skipped else "")
+
+
+def why(report: pytest.TestReport) -> str:
+    """The first line of an error, or a skip's reason."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash else str(report.longrepr)
+    return next(iter(text.splitlines()), "")
+
+
+def short_name(node: str) -> str:
+    """Class and test, without the file's path."""
+    return "::".join(node.split("::")[1:])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the records."""
+    lines = [json.dumps({"test": name, **record}) for name, record in records.items()]
+    Path(os.environ["PEERS_OUT"]).write_text("".join(f"{line}\n" for line in lines))
