@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton test-slow sanitize check lint types floors bench clean
+.PHONY: help demo test test-triton test-slow test-peers sanitize check lint types floors bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,7 +30,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 # threads that wait spin for a short while only, as in the commands; what is set already stays
 ifeq ($(OMP_WAIT_POLICY),)
-test test-triton test-slow sanitize: export GOMP_SPINCOUNT ?= 10000
+test test-triton test-slow test-peers sanitize: export GOMP_SPINCOUNT ?= 10000
 endif
 
 test: $(VENV)/.dev  ## every test that takes seconds, but for the Triton kernels
@@ -41,6 +41,13 @@ test-triton: $(VENV)/.dev  ## the Triton kernels, on Triton's interpreter
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+# TRANSFORMERS and TORCH: checkouts of the libraries' repositories, for the tests that no package has
+TRANSFORMERS ?=
+TORCH ?=
+
+test-peers: $(VENV)/.dev  ## transformers' and torch's own tests, on relpos and on their own classes
+	$(BIN)/python tests/peers/run.py $(TRANSFORMERS:%=--transformers %) $(TORCH:%=--torch %)
 
 # The kernel built for it, in a folder of its own, under every test of the kernel. Python itself is not built for
 # it, so its runtime comes first in the process, and the C++ library whose exceptions it watches; Python's own

@@ -1,6 +1,7 @@
 """A plugin of pytest that writes what each test did: a line of JSON for its outcome and its assertions.
 
     test, outcome   the test's name; passed, failed or skipped
+    module          the module that defines it
     reason          why it failed or was skipped, in one line
     assertions      assertions that held: assert statements, assert... of unittest, torch and numpy
 
@@ -62,6 +63,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if short_name(item.nodeid) in names]
     for owner in {base for item in items if item.cls for base in item.cls.__mro__}:
         count_assertions_of(owner)
+    for item in items:
+        records[short_name(item.nodeid)] = {"module": module_of(item)}
+
+
+def module_of(item: pytest.Item) -> str:
+    """The module of the class, among an item's bases, that defines the test."""
+    owners = [base.__module__ for base in item.cls.__mro__ if item.name in vars(base)] if item.cls else []
+    return owners[-1] if owners else ""
 
 
 def pytest_assertion_pass(item: pytest.Item, lineno: int, orig: str, expl: str) -> None:
@@ -79,7 +88,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         sys.setprofile(None)
-        records.setdefault(short_name(item.nodeid), {}).update(counts)
+        records[short_name(item.nodeid)].update(counts)
 
 
 def count_call(frame: FrameType, event: str, argument: object) -> None:
@@ -91,7 +100,7 @@ def count_call(frame: FrameType, event: str, argument: object) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Keep the outcome: failed if any part failed, otherwise that of the body, or of a skip before it."""
-    record = records.setdefault(short_name(report.nodeid), {})
+    record = records[short_name(report.nodeid)]
     is_part = type(report) is not pytest.TestReport
     if report.failed:
         # the report of the whole test comes after those of its parts

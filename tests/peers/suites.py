@@ -18,10 +18,12 @@ import transformers
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "peers"
+GENERATION = "tests/generation/test_utils.py"
+# what of transformers' tests is not in its source distribution
 STUBS = {
     "tests/__init__.py": "",
     "tests/generation/__init__.py": "",
-    "tests/generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
+    GENERATION: "class GenerationTesterMixin:\n    pass\n",
     "tests/exporters/__init__.py": "",
     # the tests of exporters for other runtimes are left out: docs/export.md and our own tests hold export
     "tests/exporters/test_export.py": (
@@ -53,11 +55,9 @@ def transformers_suites(checkout: Path | None) -> list[Suite]:
     unpack(download(), folder)
     for name, text in STUBS.items():
         write(folder / name, text)
-    name = "transformers: models"
     if checkout is not None:
-        write(folder / "tests/generation/test_utils.py", read(checkout / "tests/generation/test_utils.py"))
-        name = "transformers: models and generation"
-    return [Suite(name, ("marian", "relpos"), HERE / "translation_models.py", folder)]
+        write(folder / GENERATION, read(checkout / GENERATION))
+    return [Suite("transformers: models", ("marian", "relpos"), HERE / "translation_models.py", folder)]
 
 
 def torch_suites(checkout: Path) -> list[Suite]:
@@ -67,11 +67,11 @@ def torch_suites(checkout: Path) -> list[Suite]:
     layers = checkout / "test/test_transformers.py"
     # its other tests are of attention as a function
     chosen = "TestTransformers and not scaled_dot_product"
-    suites = [Suite("torch: attention", sides, attention, attention.parent, ("torch_modules",))]
-    if layers.exists():
-        suites.append(Suite("torch: layers", sides, layers, layers.parent, ("torch_modules",), chosen))
-    read(attention)
-    return suites
+    read(attention), read(layers)
+    return [
+        Suite("torch: attention", sides, attention, attention.parent, ("torch_modules",)),
+        Suite("torch: layers", sides, layers, layers.parent, ("torch_modules",), chosen),
+    ]
 
 
 def download() -> Path:
@@ -80,7 +80,15 @@ def download() -> Path:
     path = BUILD / f"transformers-{version}.tar.gz"
     if not path.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(BUILD)]
+        options = [
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--no-build-isolation",
+            "--dest",
+            str(BUILD),
+        ]
         command = [sys.executable, "-m", "pip", "download", *options, f"transformers=={version}"]
         subprocess.run(command, check=True)
     return path
@@ -100,7 +108,9 @@ def unpack(archive: Path, folder: Path) -> None:
 def read(path: Path) -> str:
     """The text of a file of a checkout; what is missing is said in one sentence."""
     if not path.is_file():
-        raise SystemExit(f"the checkout must have {path.name}; there is no {path}. Give the repository's root.")
+        raise SystemExit(
+            f"the checkout must have {path.name}; there is no {path}. Give the repository's root."
+        )
     return path.read_text()
 
 
