@@ -23,9 +23,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--transformers", type=Path, help="a checkout of transformers' repository")
     parser.add_argument("--torch", type=Path, help="a checkout of torch's repository")
-    parser.add_argument(
-        "--out", type=Path, default=BUILD / "counts.jsonl", help="the counts as lines of JSON"
-    )
+    parser.add_argument("--only", default="", help="the beginning of the names of suites to run")
+    parser.add_argument("--out", type=Path, default=BUILD / "counts.jsonl", help="for counts as JSON lines")
     arguments = parser.parse_args()
     suites = transformers_suites(arguments.transformers)
     if arguments.torch is not None:
