@@ -55,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         count_assertions_of(module)
 
 
+@pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that are watched, if PEERS_WATCHED names them; count the assertions of all classes."""
     watched = os.environ.get("PEERS_WATCHED")
