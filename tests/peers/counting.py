@@ -22,7 +22,7 @@ Records = dict[str, dict[str, Any]]
 
 def kind_of(record: dict[str, Any]) -> str:
     """What a test counts as."""
-    if record["outcome"] == "passed" and not record["assertions"] and not record.get("calls"):
+    if record["outcome"] == "passed" and not record["assertions"] and not record["calls"]:
         return "empty"
     return record["outcome"]
 

@@ -4,10 +4,10 @@
     module          the module that defines it
     reason          why it failed or was skipped, in one line
     assertions      assertions that held: assert statements, assert... of unittest, torch and numpy
+    calls           calls of a module's forward and of generate, save_pretrained, from_pretrained, backward
 
-With PEERS_WATCHED, a file of names, only these tests run, each under a profiler, and `calls` counts the calls
-of a module's `forward` and of `generate`, `save_pretrained`, `from_pretrained`, `backward`. The profiler
-stands alone in a second run, so that the run that decides outcomes is not disturbed.
+Calls are counted only of a test that ran through without an assertion: it runs once more, under a profiler.
+The run that decides the outcome is not disturbed.
 """
 
 import functools
@@ -57,15 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that are watched, if PEERS_WATCHED names them; count the assertions of all classes."""
-    watched = os.environ.get("PEERS_WATCHED")
-    if watched:
-        names = set(Path(watched).read_text().split())
-        items[:] = [item for item in items if short_name(item.nodeid) in names]
+    """Begin the records, and count the assertions of all classes."""
     for owner in {base for item in items if item.cls for base in item.cls.__mro__}:
         count_assertions_of(owner)
     for item in items:
-        records[short_name(item.nodeid)] = {"module": module_of(item)}
+        records[short_name(item.nodeid)] = {"module": module_of(item), "assertions": 0, "calls": 0}
 
 
 def module_of(item: pytest.Item) -> str:
@@ -83,13 +79,34 @@ def pytest_assertion_pass(item: pytest.Item, lineno: int, orig: str, expl: str) 
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Count from zero while the test's body runs."""
     counts.update(assertions=0, calls=0)
-    if os.environ.get("PEERS_WATCHED"):
-        sys.setprofile(count_call)
+    record = records[short_name(item.nodeid)]
     try:
-        return (yield)
+        result = yield
+    finally:
+        record["assertions"] = counts["assertions"]
+    # a test of unittest that failed or skipped itself has left this
+    if not record["assertions"] and not getattr(item, "_excinfo", None):
+        record["calls"] = calls_of(item)
+    return result
+
+
+def calls_of(item: pytest.Item) -> int:
+    """Run the test once more, and count its calls; its outcome is known already."""
+    record = records[short_name(item.nodeid)]
+    before = dict(record)
+    sys.setprofile(count_call)
+    try:
+        item.runtest()
+    except Exception:
+        # the second run may differ, and does not decide
+        pass
     finally:
         sys.setprofile(None)
-        records[short_name(item.nodeid)].update(counts)
+    # what the second run reported, in parts or whole, is dropped
+    record.clear()
+    record.update(before)
+    item._excinfo = None  # type: ignore[attr-defined]
+    return counts["calls"]
 
 
 def count_call(frame: FrameType, event: str, argument: object) -> None:

@@ -12,9 +12,9 @@ import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import transformers
+from counting import Records
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "peers"
@@ -120,36 +120,23 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def run(suite: Suite, side: str) -> dict[str, dict[str, Any]]:
-    """What each test did on this side, by its name; see `observing`."""
-    records = observe(suite, side)
-    undecided = [
-        name for name, record in records.items() if record["outcome"] == "passed" and not record["assertions"]
-    ]
-    for name, record in observe(suite, side, undecided).items() if undecided else ():
-        records[name]["calls"] = record.get("calls", 0)
-    return records
-
-
-def observe(suite: Suite, side: str, watched: list[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Run the suite, or the tests that are watched, in a process of its own."""
-    label = re.sub(r"\W+", "-", f"{suite.name} {side}{' watched' if watched else ''}")
-    out, names = BUILD / f"{label}.jsonl", BUILD / f"{label}.txt"
-    write(names, "\n".join(watched or []))
+def run(suite: Suite, side: str) -> Records:
+    """What each test did on this side, by its name; see `observing`. They run in a process of their own."""
+    label = re.sub(r"\W+", "-", f"{suite.name} {side}")
+    out = BUILD / f"{label}.jsonl"
     write(BUILD / "pytest.ini", SETTINGS)
     out.unlink(missing_ok=True)
     environment = {
         **os.environ,
         "PEERS_SIDE": side,
         "PEERS_OUT": str(out),
-        "PEERS_WATCHED": str(names) if watched else "",
         "PYTHONPATH": os.pathsep.join([str(suite.path), str(HERE), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
     }
     plugins = [part for name in ("observing", *suite.plugins) for part in ("-p", name)]
     options = ["-q", "--noconftest", "-c", str(BUILD / "pytest.ini"), "-p", "no:cacheprovider", "--tb=short"]
-    selection = ["-k", suite.selection] if suite.selection and not watched else []
+    selection = ["-k", suite.selection] if suite.selection else []
     command = [sys.executable, "-m", "pytest", *options, *plugins, *selection, str(suite.file)]
     with (BUILD / f"{label}.log").open("w") as log:
         subprocess.run(command, env=environment, cwd=BUILD, stdout=log, stderr=subprocess.STDOUT, check=False)
