@@ -303,7 +303,7 @@ def test_a_prefix_after_training_gives_what_the_model_says_when_teacher_forced(c
 @pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}])
 def test_without_scores_the_texts_are_the_same_and_the_source_is_read_once(copier, search) -> None:
     reads: list[int] = []
-    hook = copier.model.encoder.register_forward_hook(lambda *_: reads.append(1))
+    hook = copier.model.get_encoder().register_forward_hook(lambda *_: reads.append(1))
     try:
         scored = copier.translate(TEXTS, Search(**search))
         with_scores = len(reads)
