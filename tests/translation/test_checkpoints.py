@@ -88,14 +88,14 @@ def test_an_untied_model_loads_too(whole, tmp_path) -> None:
     small_model(tie_word_embeddings=False).save_pretrained(folder)
     seal(folder)
     model, _ = load_model(folder)
-    assert model.lm_head.weight is not model.shared.weight
+    assert model.lm_head.weight is not model.model.shared.weight
     assert torch.equal(model.lm_head.weight, small_model(tie_word_embeddings=False).lm_head.weight)
 
 
 def test_a_tied_weight_may_be_written_under_each_of_its_names(unsealed) -> None:
     change_weights(unsealed, lambda w: w.update({"lm_head.weight": w["shared.weight"].clone()}))
     model, _ = load_model(unsealed)
-    assert torch.equal(model.shared.weight, small_model().shared.weight)
+    assert torch.equal(model.model.shared.weight, small_model().model.shared.weight)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])

@@ -156,7 +156,7 @@ def test_weights_that_are_not_finite_are_refused(foreign, value, dtype) -> None:
 
 def test_finite_weights_load_though_their_sum_is_infinite(foreign) -> None:
     change_weights(foreign, lambda found: found["shared.weight"].fill_(3e38))
-    assert load_model(foreign)[0].shared.weight.max() == 3e38
+    assert load_model(foreign)[0].model.shared.weight.max() == 3e38
 
 
 def test_weights_of_integers_are_refused(foreign) -> None:
@@ -353,7 +353,7 @@ def test_a_model_of_the_hub_goes_the_same_way(foreign, tmp_path) -> None:
     snapshot = Path(shutil.copytree(foreign, cache / "snapshots" / ("0" * 40)))
     load = {"cache_dir": tmp_path / "cache", "local_files_only": True}
     model = AutoModelForSeq2SeqLM.from_pretrained("someone/model", **load)
-    assert torch.equal(model.shared.weight, small_model().shared.weight)
+    assert torch.equal(model.model.shared.weight, small_model().model.shared.weight)
     assert model.config.name_or_path == "someone/model"
     change(snapshot, "generation_config.json", num_beams=10**6)
     with pytest.raises(ModelFolderError, match="num_beams must be"):

@@ -7,7 +7,8 @@ import torch
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.generation import Search, Translator, _groups, _settings
-from relpos.translation.model import RelposForConditionalGeneration, sinusoids
+from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.positions import sinusoids
 from relpos.translation.recipe import TranslationSettings
 from relpos.translation.tokenizer import train_tokenizer
 
@@ -33,10 +34,13 @@ def test_sinusoids_are_those_of_tensor2tensor(d_model: int) -> None:
 
 def test_embeddings_are_scaled_by_the_root_of_the_width_and_start_with_its_inverse() -> None:
     made = model(vocab_size=2000, relative_max_distance=None, **NO_DROPOUT)
-    ids, positions = torch.tensor([[5, 9]]), torch.tensor([[0, 1]])
-    for side in (made.encoder, made.decoder):
-        assert torch.equal(side.embedding(ids, positions), made.shared.weight[ids] * 4)
-    assert made.shared.weight.detach().std().item() == pytest.approx(1 / 4, rel=0.02)
+    ids, states = torch.tensor([[5, 9]]), []
+    for side in (made.model.encoder, made.model.decoder):
+        # what the first layer gets
+        states.append(side(ids, output_hidden_states=True).hidden_states[0])
+    for x in states:
+        assert torch.equal(x, made.model.shared.weight[ids] * 4)
+    assert made.model.shared.weight.detach().std().item() == pytest.approx(1 / 4, rel=0.02)
 
 
 @pytest.mark.parametrize("name", NO_DROPOUT)
@@ -47,7 +51,7 @@ def test_each_dropout_acts_while_training_alone(name: str) -> None:
     plain = made.eval()(ids, labels=ids).logits
     assert torch.equal(made(ids, labels=ids).logits, plain)
     assert not torch.equal(made.train()(ids, labels=ids).logits, plain)
-    for side in (made.encoder, made.decoder):
+    for side in (made.model.encoder, made.model.decoder):
         layer = side.layers[0]
         dropped = {module.p for module in layer.modules() if isinstance(module, torch.nn.Dropout)}
         assert dropped | {layer.self_attn.dropout} == {0.0, 0.5}
@@ -55,9 +59,10 @@ def test_each_dropout_acts_while_training_alone(name: str) -> None:
 
 def test_dropout_acts_on_embeddings_of_both_sides() -> None:
     made = model(**{**NO_DROPOUT, "dropout": 0.5}).train()
-    ids, positions = torch.arange(4, 44)[None], torch.arange(40)[None]
-    for side in (made.encoder, made.decoder):
-        share = float((side.embedding(ids, positions) == 0).float().mean())
+    ids = torch.arange(4, 44)[None]
+    for side in (made.model.encoder, made.model.decoder):
+        states = side(ids, output_hidden_states=True).hidden_states[0]
+        share = float((states == 0).float().mean())
         assert 0.4 < share < 0.6
 
 
@@ -66,8 +71,8 @@ def test_norms_stand_before_blocks_and_at_the_end_or_after_blocks() -> None:
     for norm_first in (True, False):
         made = model(norm_first=norm_first).eval()
         # fresh norms leave mean 0 and variance 1 of whatever comes out of the last of them
-        states = made.encoder(ids)[0]
-        decoded = made.decoder(ids, states)
+        states = made.model.encoder(ids)[0]
+        decoded = made.model.decoder(ids, encoder_hidden_states=states)[0]
         for x in (states, decoded):
             torch.testing.assert_close(x.mean(-1), torch.zeros(1, 8), atol=1e-5, rtol=0)
             torch.testing.assert_close(x.var(-1, unbiased=False), torch.ones(1, 8), atol=1e-2, rtol=0)
@@ -82,7 +87,7 @@ def test_each_activation_gives_other_outputs() -> None:
 
 def test_tables_are_one_for_all_heads_or_one_for_each() -> None:
     for is_per_head, shape in ((False, (33, 8)), (True, (2, 33, 8))):
-        attention = model(relative_per_head=is_per_head).encoder.layers[0].self_attn
+        attention = model(relative_per_head=is_per_head).model.encoder.layers[0].self_attn
         assert attention.relative_position_keys.shape == shape
         assert attention.relative_position_values.shape == shape
 

@@ -21,7 +21,7 @@ def fine_tune(folder: Path) -> None:
     """Load the model, change it, and save it over itself, as a user of transformers does."""
     model, tokenizer = load_model(folder)
     with torch.no_grad():
-        model.shared.weight.add_(0.25)
+        model.model.shared.weight.add_(0.25)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -33,7 +33,7 @@ def test_a_model_fine_tuned_in_place_loads_with_a_warning_until_it_is_sealed_ane
     with pytest.warns(RelposWarning, match="no longer matches its seal") as told:
         model, _ = load_model(sealed)
     assert f"relpos seal {sealed}" in str(told[0].message)
-    torch.testing.assert_close(model.shared.weight, small_model().shared.weight + 0.25)
+    torch.testing.assert_close(model.model.shared.weight, small_model().model.shared.weight + 0.25)
     assert run(["seal", "--check", str(sealed)]) == 1
     assert f"{sealed / 'model.safetensors'}: its content was changed after saving" in capsys.readouterr().err
     assert run(["seal", str(sealed)]) == 0
@@ -50,7 +50,7 @@ def test_a_folder_saved_anew_in_shards_loads_with_a_warning(sealed) -> None:
     (sealed / "model.safetensors").unlink()
     with pytest.warns(RelposWarning, match=r"model\.safetensors: missing. The model no longer matches"):
         model, _ = load_model(sealed)
-    assert torch.equal(model.shared.weight, small_model(1).shared.weight)
+    assert torch.equal(model.model.shared.weight, small_model(1).model.shared.weight)
     seal_model(sealed)
     verify(sealed)
 

@@ -44,7 +44,7 @@ def trainer(request: pytest.FixtureRequest, tmp_path: Path, small_values: dict[s
     model = RelposForConditionalGeneration(config)
     with torch.no_grad():
         # no hypothesis ends before its limit, as in a first validation
-        model.shared.weight[config.eos_token_id] = 0
+        model.model.shared.weight[config.eos_token_id] = 0
     trainer = _make_trainer(recipe, prepared, model, tmp_path, [], 1)
     trainer.create_optimizer_and_scheduler(10)
     trainer.current_gradient_accumulation_steps = 1

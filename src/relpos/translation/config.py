@@ -26,7 +26,7 @@ from relpos.translation.validators import (
     text,
 )
 
-FORMAT = 1  # raise it when the meaning of a weight or a setting changes
+FORMAT = 2  # raise it when the meaning of a weight or a setting changes; old_formats.py reads older ones
 MOST = 2**20  # of subwords, widths, positions and distances; far beyond any model, and products stay small
 _MOST_LAYERS = 1000
 _MOST_LABELS = 1000
@@ -37,9 +37,14 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("encoder_layers", "decoder_layers"), integer(1, _MOST_LAYERS)),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), number(0, 1)),
     **dict.fromkeys(
-        ("norm_first", "relative_keys", "relative_values", "relative_per_head", "tie_word_embeddings"),
+        (
+            *("norm_first", "tie_word_embeddings", "output_bias"),
+            *("relative_keys", "relative_values", "relative_per_head", "relative_tied"),
+        ),
         boolean(),
     ),
+    "layer_norm_eps": number(0, 1),
+    "target_vocab_size": optional(integer(1, MOST)),
     "absolute_positions": one_of("none", "sinusoidal", "learned"),
     "activation": one_of("relu", "gelu", "silu"),
     "use_cache": optional(boolean()),
@@ -50,11 +55,9 @@ _RULES: dict[str, Rule] = {
         f"null or one of {_FLOATS}",
         lambda value: value is None or str(value) in (*_FLOATS, *(f"torch.{name}" for name in _FLOATS)),
     ),
-    "attn_implementation": one_of(None, "eager"),
+    "attn_implementation": one_of(None, "relpos", "eager", "sdpa"),
     "experts_implementation": one_of(None, "eager"),
-    "output_attentions": one_of(None, False),
-    "output_hidden_states": one_of(None, False),
-    "return_dict": one_of(None, True),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "return_dict"), optional(boolean())),
     "chunk_size_feed_forward": integer(0, MOST),
     "num_labels": optional(integer(0, _MOST_LABELS)),
     "id2label": optional(dict_of(either(integer(0, MOST), text(9)), text(), _MOST_LABELS)),
@@ -77,7 +80,9 @@ class RelposConfig(PreTrainedConfig):
     """Configuration of an encoder-decoder with relative positions, absolute positions, both or none.
 
     Args:
-        vocab_size: subwords, shared by both languages.
+        vocab_size: subwords, shared by both languages unless target_vocab_size is given.
+        target_vocab_size: subwords of the target, which then has embeddings of its own; None for one
+            vocabulary.
         d_model, encoder_layers, decoder_layers, num_heads, d_ff: sizes; num_heads divides d_model.
         dropout: of embeddings and of the output of each block.
         attention_dropout, activation_dropout: of attention weights, and inside the feed-forward network.
@@ -89,10 +94,16 @@ class RelposConfig(PreTrainedConfig):
             looks right, so its tables hold the left rows and distance 0 only.
         relative_keys, relative_values: whether to add relative positions to keys (eq. 4) and values (eq. 3).
         relative_per_head: a table per head (the paper's base model) or one per layer (its big one).
+        relative_tied: one table serves keys and values, as in some other toolkits; the paper has two.
+        layer_norm_eps: epsilon of the layer normalisations.
+        tie_word_embeddings: whether the output layer shares the embeddings of the target.
+        output_bias: whether the output layer has a bias.
         label_smoothing: of the training loss; unused in evaluation mode.
+        use_cache: whether a call returns the cache by default, but for training.
 
-    Settings of transformers are checked too: an attention implementation is refused, since it could name a
-    kernel to download. Unknown settings, as later versions may write, are ignored with a warning.
+    Settings of transformers are checked too: `attn_implementation` is "relpos" (the default), "eager", or
+    "sdpa" without relative positions; any other could name a kernel to download. Unknown settings, as later
+    versions may write, are ignored with a warning.
 
     Raises:
         ValueError: a setting has a wrong type or value, or the format is newer than this relpos.
@@ -124,6 +135,10 @@ class RelposConfig(PreTrainedConfig):
     relative_keys: bool = True
     relative_values: bool = True
     relative_per_head: bool = False
+    relative_tied: bool = False
+    layer_norm_eps: float = 1e-5
+    output_bias: bool = False
+    target_vocab_size: int | None = None
     label_smoothing: float = 0.1
     use_cache: bool = True
     is_encoder_decoder: bool = True
@@ -146,6 +161,8 @@ class RelposConfig(PreTrainedConfig):
             )
         check(kwargs, _RULES)
         self.check()
+        # weights of an older format are converted when they are loaded; the settings mean the same
+        self.format = FORMAT
         super().__post_init__(**{name: kwargs[name] for name in _TAKEN if name in kwargs})
 
     def check(self) -> None:
@@ -155,7 +172,12 @@ class RelposConfig(PreTrainedConfig):
         check(vars(self), _RULES | {"format": integer(1, FORMAT)})
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads must divide d_model = {self.d_model}; got {self.num_heads}.")
-        check(vars(self), token_rules(self.vocab_size))
+        check(vars(self), token_rules(self))
+        if self.relative_tied and not (self.relative_keys and self.relative_values):
+            raise ValueError(
+                "relative_tied must be False unless relative_keys and relative_values are True; got True. "
+                "A table shared by both needs both."
+            )
         if not _DISTANCE.fits(self.relative_max_distance):
             raise TypeError(
                 "relative_max_distance must be None, an integer k, or two integers (left, right); got "
@@ -164,6 +186,28 @@ class RelposConfig(PreTrainedConfig):
         sides = two_sides(self.relative_max_distance, "relative_max_distance")
         if sides is not None and max(sides) > MOST:
             raise ValueError(f"relative_max_distance must be at most {MOST:,}; got {shown(max(sides))}.")
+
+    @property
+    def output_attentions(self) -> bool | None:
+        """Whether calls return attention weights by default; here with every implementation."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Nothing to check; transformers' own models return weights with "eager" only."""
+
+    @property
+    def decoder_vocab_size(self) -> int:
+        """Number of subwords of the target."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether self-attention has tables of relative positions."""
+        return self.relative_max_distance is not None and (self.relative_keys or self.relative_values)
 
     @property
     def encoder_max_distance(self) -> tuple[int, int] | None:
@@ -181,11 +225,11 @@ _INTEGER = Rule("an integer", lambda value: type(value) is int)
 _DISTANCE = optional(either(_INTEGER, list_of(_INTEGER, 2, 2)))
 
 
-def token_rules(vocab_size: int) -> dict[str, Rule]:
+def token_rules(config: RelposConfig) -> dict[str, Rule]:
     """The rules for ids of special tokens, in a configuration and in generation_config.json."""
-    inside = integer(0, vocab_size - 1)
+    inside = integer(0, config.decoder_vocab_size - 1)
     return {
-        "pad_token_id": inside,
+        "pad_token_id": integer(0, min(config.vocab_size, config.decoder_vocab_size) - 1),
         "bos_token_id": optional(inside),
         "eos_token_id": either(inside, list_of(inside, 1, 100)),
         "decoder_start_token_id": inside,

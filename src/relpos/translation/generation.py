@@ -104,7 +104,7 @@ class Translator:
 
     def check(self, search: Search) -> None:
         """Raise UsageError if the model does not support the search."""
-        most = self.model.config.vocab_size
+        most = self.model.config.decoder_vocab_size
         if search.beams > most:
             raise UsageError(
                 f"beams must be at most the model's vocabulary = {most:,}, since each begins with a subword "
@@ -294,7 +294,7 @@ class Translator:
         # chunks keep the logits, [batch, chunk, vocabulary], within the token budget
         width = max(1, search.tokens_per_batch // len(tokens))
         total = torch.zeros(len(tokens), device=tokens.device)
-        encoded, cache = self.model.encoder(batch["input_ids"], batch["attention_mask"]), None
+        encoded, cache = self.model.get_encoder()(batch["input_ids"], batch["attention_mask"]), None
         for given, chunk in zip(sequences[:, :-1].split(width, 1), labels.split(width, 1), strict=True):
             out = self.model(
                 attention_mask=batch["attention_mask"],

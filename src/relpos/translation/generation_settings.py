@@ -38,8 +38,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_length", "max_new_tokens"), integer(1, _MOST_TOKENS)),
     **dict.fromkeys(("min_length", "min_new_tokens"), integer(0, _MOST_TOKENS)),
     "_from_model_config": boolean(),
-    # the model has no such outputs
-    **dict.fromkeys(("output_attentions", "output_hidden_states"), one_of(False)),
 }
 # keys that transformers always writes and relpos does not use
 _KNOWN = ("transformers_version",)
@@ -58,8 +56,8 @@ def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationCo
     """
     path = folder / _NAME
     given = read_object(path) if path.exists() or path.is_symlink() else {}
-    tokens = token_rules(config.vocab_size)
-    most = min(_MOST_BEAMS, config.vocab_size)
+    tokens = token_rules(config)
+    most = min(_MOST_BEAMS, config.decoder_vocab_size)
     rules = {
         name: optional(rule) for name, rule in (_RULES | tokens | {"num_beams": integer(1, most)}).items()
     }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import ModelFolderError, first_line, list_names
+from relpos.translation.old_formats import convert_shapes, convert_weights, is_first_format
 from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
 from relpos.translation.validators import shown
 
@@ -27,6 +28,11 @@ class Header:
     source: Path
     files: dict[str, Path]
     shapes: dict[str, list[int]]
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the weights are of an older format, and are converted when they are read."""
+        return is_first_format(self.shapes)
 
 
 def read_header(folder: Path) -> Header:
@@ -52,12 +58,13 @@ def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> N
         ModelFolderError: weights are missing, unknown, or have another shape; the message names them.
     """
     needed, known = _expected_shapes(config, model)
+    shapes = _of_model(convert_shapes(header.shapes) if header.is_old else header.shapes, known)
     kinds = {
-        "missing": sorted(needed - header.shapes.keys()),
-        "unknown": sorted(header.shapes.keys() - known.keys()),
+        "missing": sorted(needed - shapes.keys()),
+        "unknown": sorted(shapes.keys() - known.keys()),
         "of another shape": [
             f"{name} ({shape}, not {known[name]})"
-            for name, shape in sorted(header.shapes.items())
+            for name, shape in sorted(shapes.items())
             if name in known and shape != known[name]
         ],
     }
@@ -86,7 +93,21 @@ def read_weights(header: Header) -> dict[str, Tensor]:
             f"{header.source}: weights that are not finite (NaN or infinite): {list_names(broken)}; "
             "the training diverged. Use an earlier checkpoint."
         )
-    return weights
+    return convert_weights(weights) if header.is_old else weights
+
+
+def _of_model(shapes: dict[str, list[int]], known: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The shapes by the names of `known`: a model with its output layer loads as one without, and back."""
+    if any(name.startswith("model.") for name in known):
+        return {
+            name if name.startswith(("model.", "lm_head.")) else f"model.{name}": shape
+            for name, shape in shapes.items()
+        }
+    return {
+        name.removeprefix("model."): shape
+        for name, shape in shapes.items()
+        if not name.startswith("lm_head.")
+    }
 
 
 def _expected_shapes(config: RelposConfig, model: type[nn.Module]) -> tuple[set[str], dict[str, list[int]]]:
@@ -104,7 +125,8 @@ def _expected_shapes(config: RelposConfig, model: type[nn.Module]) -> tuple[set[
     needed = set()
     for name, weight in small.state_dict().items():
         side, layers, place = name.partition(".layers.0.")
-        count = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}[side] if layers else 1
+        counts = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+        count = counts[side.removeprefix("model.")] if layers else 1
         for i in range(count):
             full = f"{side}.layers.{i}.{place}" if layers else name
             known[full] = list(weight.shape)
