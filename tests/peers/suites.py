@@ -57,7 +57,8 @@ def transformers_suites(checkout: Path | None) -> list[Suite]:
         write(folder / name, text)
     if checkout is not None:
         write(folder / GENERATION, read(checkout / GENERATION))
-    return [Suite("transformers: models", ("marian", "relpos"), HERE / "translation_models.py", folder)]
+    sides = ("marian", "relpos", "relpos-no-distances")
+    return [Suite("transformers: models", sides, HERE / "translation_models.py", folder)]
 
 
 def torch_suites(checkout: Path) -> list[Suite]:

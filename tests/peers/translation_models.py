@@ -6,6 +6,7 @@ side in PEERS_SIDE. It is no part of `make test`.
 
 import os
 import unittest
+from typing import Any
 
 import torch
 from tests.generation.test_utils import GenerationTesterMixin
@@ -22,8 +23,9 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_star
 FIRST_WORD = 3
 
 
-def relpos_config() -> RelposConfig:
+def relpos_config(**changes: Any) -> RelposConfig:
     """The translator's configuration; distances are clipped well within LENGTH."""
+    settings = {"relative_max_distance": 3} | TOKENS | changes
     return RelposConfig(
         vocab_size=VOCAB_SIZE,
         d_model=D_MODEL,
@@ -31,12 +33,16 @@ def relpos_config() -> RelposConfig:
         decoder_layers=LAYERS,
         num_heads=HEADS,
         d_ff=D_FF,
-        relative_max_distance=3,
         activation="gelu",
         activation_dropout=0.0,
         label_smoothing=0.0,
-        **TOKENS,
+        **settings,
     )
+
+
+def relpos_config_without_distances() -> RelposConfig:
+    """The same with absolute positions alone, as Marian has them."""
+    return relpos_config(relative_max_distance=None, absolute_positions="sinusoidal")
 
 
 def marian_config() -> MarianConfig:
@@ -63,7 +69,11 @@ def relpos_classes() -> tuple[type, ...]:
     return tuple(getattr(relpos_model, name) for name in names if hasattr(relpos_model, name))
 
 
-SIDES = {"relpos": (relpos_config, relpos_classes()), "marian": (marian_config, (MarianModel, MarianMTModel))}
+SIDES = {
+    "relpos": (relpos_config, relpos_classes()),
+    "relpos-no-distances": (relpos_config_without_distances, relpos_classes()),
+    "marian": (marian_config, (MarianModel, MarianMTModel)),
+}
 MAKE_CONFIG, CLASSES = SIDES[os.environ["PEERS_SIDE"]]
 
 # the suite asks these tables which class has a loss; a model inside transformers stands in them
