@@ -65,7 +65,8 @@ class RelativeTransformerEncoder(nn.Module):
         is_causal: bool | None = None,
         *,
         caches: Sequence[AttentionCache] | None = None,
-    ) -> Tensor:
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Transform `src`; same shape.
 
         Args:
@@ -77,13 +78,15 @@ class RelativeTransformerEncoder(nn.Module):
                 whether `mask` is causal, which is not needed here.
             caches: one for each layer, from `make_caches`. `src` is then the next chunk, of any length, and
                 masks count all tokens in the cache.
+            need_weights: return (output, weights), a list with the weights [batch, heads, query, key] of each
+                layer.
         Raises:
             ValueError, TypeError: as the layers.
         """
         check_caches("caches", caches, self.num_layers)
         names, cache = ("mask", "src_key_padding_mask"), None if caches is None else caches[0]
         check_self(_attention(self), "src", src, names, (mask, src_key_padding_mask), cache)
-        x = src
+        x, weights = src, []
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,
@@ -91,8 +94,13 @@ class RelativeTransformerEncoder(nn.Module):
                 src_key_padding_mask,
                 _flag("is_causal", is_causal),
                 cache=None if caches is None else caches[index],
+                need_weights=need_weights,
             )
-        return x if self.norm is None else self.norm(x)
+            if need_weights:
+                x, found = x
+                weights.append(found)
+        x = x if self.norm is None else self.norm(x)
+        return (x, weights) if need_weights else x
 
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
@@ -144,7 +152,8 @@ class RelativeTransformerDecoder(nn.Module):
         *,
         caches: Sequence[AttentionCache] | None = None,
         memory_caches: Sequence[AttentionCache] | None = None,
-    ) -> Tensor:
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Tensor], list[Tensor]]:
         """Transform `tgt`; same shape.
 
         Args:
@@ -157,12 +166,14 @@ class RelativeTransformerDecoder(nn.Module):
             memory_is_causal: hide the memory after position i from token i; needs no memory_mask.
             caches, memory_caches: one for each layer, from `make_caches`. `tgt` is then the next chunk, of
                 any length, and its masks count all tokens in the cache.
+            need_weights: return (output, weights of self-attention, weights of cross-attention), two lists
+                with the weights [batch, heads, query, key] of each layer.
         Raises:
             ValueError, TypeError: as the layers.
         """
         check_caches("caches", caches, self.num_layers)
         check_caches("memory_caches", memory_caches, self.num_layers)
-        x = tgt
+        x, weights, memory_weights = tgt, [], []
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,
@@ -175,8 +186,14 @@ class RelativeTransformerDecoder(nn.Module):
                 memory_is_causal,
                 cache=None if caches is None else caches[index],
                 memory_cache=None if memory_caches is None else memory_caches[index],
+                need_weights=need_weights,
             )
-        return x if self.norm is None else self.norm(x)
+            if need_weights:
+                x, found, memory_found = x
+                weights.append(found)
+                memory_weights.append(memory_found)
+        x = x if self.norm is None else self.norm(x)
+        return (x, weights, memory_weights) if need_weights else x
 
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
@@ -276,19 +293,26 @@ class RelativeTransformer(nn.Module):
         src_is_causal: bool | None = None,
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
-    ) -> Tensor:
+        *,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
         """Transform `tgt`; same shape. Arguments as in `torch.nn.Transformer`, True = hidden.
 
-        To decode step by step, call `encoder` once, then `decoder` with caches.
+        To decode step by step, call `encoder` once, then `decoder` with caches. With `need_weights`, returns
+        (output, weights of the encoder, of the decoder, of its cross-attention), as the stacks do.
 
         Raises:
             ValueError, TypeError: as the layers.
         """
         check_together("tgt", tgt, "src", src, batch_first=self.batch_first)
+        check_flag("need_weights", need_weights)
+        # a custom part may not have this argument
+        asked = {"need_weights": True} if need_weights else {}
         memory = self.encoder(
-            src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal
+            src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal, **asked
         )
-        return self.decoder(
+        memory, *weights = memory if need_weights else (memory,)
+        out = self.decoder(
             tgt,
             memory,
             tgt_mask=tgt_mask,
@@ -297,7 +321,9 @@ class RelativeTransformer(nn.Module):
             memory_key_padding_mask=memory_key_padding_mask,
             tgt_is_causal=tgt_is_causal,
             memory_is_causal=memory_is_causal,
+            **asked,
         )
+        return (out[0], *weights, *out[1:]) if need_weights else out
 
     @staticmethod
     def generate_square_subsequent_mask(
