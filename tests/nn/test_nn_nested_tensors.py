@@ -1,4 +1,4 @@
-"""Nested tensors are refused by the argument's name where they cannot be taken, and change nothing where they can.
+"""Nested tensors are refused by the name of the argument, and change nothing where they can be taken.
 
 `torch.nn.TransformerEncoder` with our attention is tested in test_nn_self_attention.py.
 """

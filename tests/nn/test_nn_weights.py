@@ -71,7 +71,7 @@ cases = pytest.mark.parametrize(("kind", "given", "masks"), CASES, ids=lambda x:
 def flat(kind: type, weights: list) -> list[Tensor]:
     """Weights of all attentions in the order in which they run."""
     if kind is RelativeTransformerEncoder:
-        return weights[0]
+        return [*weights[0]]
     if kind is RelativeTransformerDecoder:
         return [x for pair in zip(*weights, strict=True) for x in pair]
     if kind is RelativeTransformer:
@@ -135,8 +135,8 @@ def test_weights_of_a_step_with_caches_are_rows_of_the_whole() -> None:
             memory_caches=memory_caches,
             need_weights=True,
         )
-        own, memory = ([x[:, :, i : i + 1] for x in side] for side in whole)
-        torch.testing.assert_close(step[0], [x[..., : i + 1] for x in own], atol=1e-6, rtol=1e-5)
+        own, memory = (tuple(x[:, :, i : i + 1] for x in side) for side in whole)
+        torch.testing.assert_close(step[0], tuple(x[..., : i + 1] for x in own), atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(step[1], memory, atol=1e-6, rtol=1e-5)
 
 

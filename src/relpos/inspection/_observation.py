@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from relpos.decompose import Parts, by_distance, decompose
 from relpos.nn import AttentionCache, RelativeMultiheadAttention
+from relpos.nn._masks import merge_masks
 from relpos.nn._nested_tensors import padded
 
 # keeps 0 / 0 at 0 in a layer where no query has a key
@@ -135,8 +136,9 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
         start, (key, value) = given["cache"].start, given["cache"].given
     if given["query_start"] is not None:
         start = _one_start(given["query_start"])
-    # merged by the module itself, so that the observation uses the same mask
-    mask = module.merge_masks(given["attn_mask"], padding, batch=query.shape[0])
+    # merged as the module does, so that the observation uses the same mask
+    sizes = {"batch": query.shape[0], "num_heads": module.num_heads}
+    mask = merge_masks(given["attn_mask"], padding, **sizes)
     rel_k, rel_v = module.relative_position_keys, module.relative_position_values
     with torch.autocast(query.device.type, enabled=False):
         parts = decompose(

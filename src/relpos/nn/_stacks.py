@@ -37,8 +37,8 @@ class RelativeTransformerEncoder(nn.Module):
             `torch.nn.TransformerEncoder`.
         num_layers: number of layers.
         norm: applied to the output; layers with norm_first=True need it.
-        enable_nested_tensor, mask_check: accepted for compatibility with torch.nn, and ignored: padding is
-            never removed, and outputs at padding are not zeroed.
+        enable_nested_tensor, mask_check: kept as attributes for code that reads them, and ignored: padding
+            is never removed, and outputs at padding are not zeroed. `use_nested_tensor` is False.
     Raises:
         TypeError, ValueError: encoder_layer, norm or num_layers has the wrong type, or num_layers is below 1.
     """
@@ -56,6 +56,8 @@ class RelativeTransformerEncoder(nn.Module):
         self.layers = nn.ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))
         self.num_layers = num_layers
         self.norm = norm
+        self.enable_nested_tensor, self.use_nested_tensor = enable_nested_tensor, False
+        self.mask_check = mask_check
 
     def forward(
         self,
@@ -66,7 +68,7 @@ class RelativeTransformerEncoder(nn.Module):
         *,
         caches: Sequence[AttentionCache] | None = None,
         need_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
         """Transform `src`; same shape.
 
         Args:
@@ -78,8 +80,7 @@ class RelativeTransformerEncoder(nn.Module):
                 whether `mask` is causal, which is not needed here.
             caches: one for each layer, from `make_caches`. `src` is then the next chunk, of any length, and
                 masks count all tokens in the cache.
-            need_weights: return (output, weights), a list with the weights [batch, heads, query, key] of each
-                layer.
+            need_weights: return (output, weights), a tuple with the weights of each layer.
         Raises:
             ValueError, TypeError: as the layers.
         """
@@ -100,7 +101,7 @@ class RelativeTransformerEncoder(nn.Module):
                 x, found = x
                 weights.append(found)
         x = x if self.norm is None else self.norm(x)
-        return (x, weights) if need_weights else x
+        return (x, tuple(weights)) if need_weights else x
 
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
@@ -153,7 +154,7 @@ class RelativeTransformerDecoder(nn.Module):
         caches: Sequence[AttentionCache] | None = None,
         memory_caches: Sequence[AttentionCache] | None = None,
         need_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor], list[Tensor]]:
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Transform `tgt`; same shape.
 
         Args:
@@ -166,7 +167,7 @@ class RelativeTransformerDecoder(nn.Module):
             memory_is_causal: hide the memory after position i from token i; needs no memory_mask.
             caches, memory_caches: one for each layer, from `make_caches`. `tgt` is then the next chunk, of
                 any length, and its masks count all tokens in the cache.
-            need_weights: return (output, weights of self-attention, weights of cross-attention), two lists
+            need_weights: return (output, weights of self-attention, weights of cross-attention), two tuples
                 with the weights [batch, heads, query, key] of each layer.
         Raises:
             ValueError, TypeError: as the layers.
@@ -193,7 +194,7 @@ class RelativeTransformerDecoder(nn.Module):
                 weights.append(found)
                 memory_weights.append(memory_found)
         x = x if self.norm is None else self.norm(x)
-        return (x, weights, memory_weights) if need_weights else x
+        return (x, tuple(weights), tuple(memory_weights)) if need_weights else x
 
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
@@ -295,7 +296,7 @@ class RelativeTransformer(nn.Module):
         memory_is_causal: bool = False,
         *,
         need_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    ) -> Tensor | tuple[Tensor | tuple[Tensor, ...], ...]:
         """Transform `tgt`; same shape. Arguments as in `torch.nn.Transformer`, True = hidden.
 
         To decode step by step, call `encoder` once, then `decoder` with caches. With `need_weights`, returns
