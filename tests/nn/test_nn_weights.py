@@ -153,6 +153,27 @@ def test_a_wish_for_weights_that_is_no_bool_is_refused(kind, given, masks) -> No
         made(kind)(*given, **masks, need_weights=1)
 
 
+def test_a_transformer_with_a_part_of_torchs_gives_no_weights_and_says_so() -> None:
+    for name, kind, part in (
+        ("encoder", nn.TransformerEncoder, nn.TransformerEncoderLayer(WIDTH, HEADS, 24, batch_first=True)),
+        ("decoder", nn.TransformerDecoder, nn.TransformerDecoderLayer(WIDTH, HEADS, 24, batch_first=True)),
+    ):
+        module = made(RelativeTransformer, **{f"custom_{name}": kind(part, 1)})
+        assert module(KEY, QUERY).shape == QUERY.shape
+        with refuses(TypeError, f"need_weights must be False unless {name} is a Relative{kind.__name__};"):
+            module(KEY, QUERY, need_weights=True)
+
+
+@cases
+def test_weights_come_out_of_a_compiled_graph(kind, given, masks) -> None:
+    module = made(kind)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    found, true = (x(*given, **masks, need_weights=True) for x in (compiled, module))
+    torch.testing.assert_close(found, true, atol=1e-6, rtol=1e-5)
+    torch._dynamo.reset()
+
+
 def test_a_cache_of_a_layer_goes_with_weights() -> None:
     module, cache = made(RelativeTransformerEncoderLayer), KeyValueCache()
     module(KEY[:, :4], cache=cache)

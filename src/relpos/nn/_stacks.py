@@ -309,6 +309,9 @@ class RelativeTransformer(nn.Module):
         check_flag("need_weights", need_weights)
         # a custom part may not have this argument
         asked = {"need_weights": True} if need_weights else {}
+        if need_weights:
+            _check_gives_weights("encoder", self.encoder, RelativeTransformerEncoder)
+            _check_gives_weights("decoder", self.decoder, RelativeTransformerDecoder)
         memory = self.encoder(
             src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal, **asked
         )
@@ -345,6 +348,14 @@ def _check_parts(
     check_count("num_layers", num_layers)
     if norm is not None and not isinstance(norm, nn.Module):
         raise TypeError(f"norm must be a module or None; got {type(norm).__name__}. Give nn.LayerNorm(...).")
+
+
+def _check_gives_weights(name: str, part: nn.Module, kind: type[nn.Module]) -> None:
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"need_weights must be False unless {name} is a {kind.__name__}; got True, and {name} is a "
+            f"{type(part).__name__}. Call encoder and decoder one by one."
+        )
 
 
 def _flag(name: str, flag: bool | None) -> bool:
