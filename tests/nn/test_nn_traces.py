@@ -22,24 +22,19 @@ from relpos.nn import (
 
 
 class Call(nn.Module):
-    """A module with fixed settings of its call, which returns tensors in one tuple."""
+    """A module with the settings of its call."""
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
         self.module, self.call = module, call
 
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.call(self.module, *tensors)
 
-
-class OneInput(Call):
-    """So that torch.export counts one argument."""
-
+class SelfCall(Call):
     def forward(self, x: Tensor, hidden: Tensor) -> Any:
         return self.call(self.module, x, hidden)
 
 
-class TwoInputs(Call):
+class CrossCall(Call):
     def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Any:
         return self.call(self.module, x, memory, hidden)
 
@@ -52,37 +47,37 @@ def stack(kind: type) -> nn.Module:
 
 
 SELF: dict[str, Callable[[], Call]] = {
-    "attention": lambda: OneInput(
+    "attention": lambda: SelfCall(
         attention(max_distance=2), lambda f, x, hidden: f(x, x, x, hidden, need_weights=False)[0]
     ),
-    "attention and its weights": lambda: OneInput(
+    "attention and its weights": lambda: SelfCall(
         attention(max_distance=(4, 1)), lambda f, x, hidden: f(x, x, x, hidden, is_causal=True)
     ),
-    "encoder layer": lambda: OneInput(
+    "encoder layer": lambda: SelfCall(
         layer(RelativeTransformerEncoderLayer), lambda f, x, hidden: f(x, None, hidden)
     ),
-    "encoder": lambda: OneInput(
+    "encoder": lambda: SelfCall(
         stack(RelativeTransformerEncoder), lambda f, x, hidden: f(x, None, hidden, is_causal=True)
     ),
-    "encoder and its weights": lambda: OneInput(
+    "encoder and its weights": lambda: SelfCall(
         stack(RelativeTransformerEncoder), lambda f, x, hidden: f(x, None, hidden, need_weights=True)
     ),
 }
 CROSS: dict[str, Callable[[], Call]] = {
-    "cross-attention": lambda: TwoInputs(
+    "cross-attention": lambda: CrossCall(
         attention(), lambda f, x, memory, hidden: f(x, memory, memory, hidden, need_weights=False)[0]
     ),
-    "decoder layer": lambda: TwoInputs(
+    "decoder layer": lambda: CrossCall(
         layer(RelativeTransformerDecoderLayer),
         lambda f, x, memory, hidden: f(
             x, memory, memory_key_padding_mask=hidden, tgt_is_causal=True, need_weights=True
         ),
     ),
-    "decoder": lambda: TwoInputs(
+    "decoder": lambda: CrossCall(
         stack(RelativeTransformerDecoder),
         lambda f, x, memory, hidden: f(x, memory, memory_key_padding_mask=hidden, tgt_is_causal=True),
     ),
-    "transformer": lambda: TwoInputs(
+    "transformer": lambda: CrossCall(
         stack(RelativeTransformer),
         lambda f, x, memory, hidden: f(
             memory, x, src_key_padding_mask=hidden, memory_key_padding_mask=hidden, tgt_is_causal=True
