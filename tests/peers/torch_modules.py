@@ -22,15 +22,21 @@ DISTANCES = {"relpos-no-distances": None, "relpos-distances": 4}
 
 
 def with_distance(base: type[nn.Module], name: str, max_distance: int | None) -> type[nn.Module]:
-    """A class that is made as torch's `name` is: `base`, with this distance and tables of zeros."""
+    """A class that is made as torch's `name` is: `base`, with this distance, and tables that stay zero."""
 
     def make(self: Any, *arguments: Any, **options: Any) -> None:
         base.__init__(self, *arguments, **{"max_distance": max_distance} | options)
-        for parameter_name, parameter in self.named_parameters():
-            if "relative_position" in parameter_name:
-                nn.init.zeros_(parameter)
+        # before each call, since some tests fill all parameters with numbers of their own
+        self.register_forward_pre_hook(empty_tables)
 
     return type(name, (base,), {"__init__": make})
+
+
+def empty_tables(module: nn.Module, inputs: tuple) -> None:
+    """Write zeros into the tables of a module and of those in it."""
+    for name, parameter in module.named_parameters():
+        if "relative_position" in name:
+            nn.init.zeros_(parameter)
 
 
 def pytest_configure() -> None:
