@@ -13,8 +13,8 @@ TRANSFORMERS = {
         'it wants "sdpa" as the default; ours is "relpos", the kernels of relative attention'
     ),
     "test_model_weights_reload_no_missing_tied_weights": (
-        "it loads a file of integers; a folder may be a stranger's, and weights must be floats. Our own tests "
-        "lose weights from a folder, which is refused by their names"
+        "it loads a file of integers; a folder may be a stranger's, and weights must be floats. Our own "
+        "tests lose weights from a folder, which is refused by their names"
     ),
     "test_save_load_keys_to_ignore_on_save": (
         "no weight of ours is left out of a saved folder; Marian leaves out its tables of sinusoids"
