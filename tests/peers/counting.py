@@ -16,7 +16,6 @@ from reasons import REASONS
 # the tests of generation are a part of the suite that runs those of models
 PARTS = {"tests.generation.test_utils": "transformers: generation"}
 KINDS = ("passed", "empty", "skipped", "failed")
-BOTH = "the peer's own class fails it too"
 Records = dict[str, dict[str, Any]]
 
 
@@ -67,8 +66,8 @@ def differences(ours: Records, peers: Records) -> list[Difference]:
         kind, kind_there = kind_of(record), kind_of(peers[name]) if name in peers else "missing"
         if kind == "failed" or (kind in ("skipped", "empty") and kind_there in ("passed", "failed")):
             test = name.split("::")[-1]
-            reason = BOTH if kind == kind_there else reason_for(test)
-            found.append(Difference(test, f"{kind}, there {kind_there}", record.get("reason", ""), reason))
+            kinds, said = f"{kind}, there {kind_there}", record.get("reason", "")
+            found.append(Difference(test, kinds, said, reason_for(test)))
     return found
 
 
@@ -80,7 +79,7 @@ def reason_for(test: str) -> str:
 def stale(ours: list[Records], found: list[Difference]) -> list[str]:
     """Reasons whose tests ran on our sides, and needed none."""
     ran = {name.split("::")[-1] for records in ours for name in records}
-    needed = {difference.test for difference in found if difference.reason != BOTH}
+    needed = {difference.test for difference in found}
     return [
         key
         for key in REASONS
