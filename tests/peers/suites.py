@@ -64,6 +64,8 @@ def transformers_suites(checkout: Path | None) -> list[Suite]:
 def torch_suites(checkout: Path) -> list[Suite]:
     """torch's tests of multi-head attention, and of encoders and decoders."""
     sides = ("torch", "relpos-no-distances", "relpos-distances")
+    # pytest runs in another folder
+    checkout = checkout.resolve()
     attention = checkout / "test/nn/test_multihead_attention.py"
     layers = checkout / "test/test_transformers.py"
     # its other tests are of attention as a function
