@@ -19,12 +19,6 @@ TRANSFORMERS = {
     "test_save_load_keys_to_ignore_on_save": (
         "no weight of ours is left out of a saved folder; Marian leaves out its tables of sinusoids"
     ),
-    "test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions": (
-        "it looks for output_attentions in the signature of forward, where ours has **kwargs"
-    ),
-    "test_generate_compilation_all_outputs": (
-        "before compilation, weights have a column for each key in a static cache, not for its whole capacity"
-    ),
 }
 
 TORCH = {

@@ -1,7 +1,7 @@
 """Checks of what the translation model is called with, in combination."""
 
 import difflib
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ _KNOWN = (
 )
 
 
-def refuse_unknown(given: dict[str, Any]) -> None:
+def refuse_unknown(given: Mapping[str, object]) -> None:
     """Refuse further arguments, unless they are None, as code for all models of transformers passes them.
 
     Raises:

@@ -70,15 +70,18 @@ class RelposAttention(nn.Module):
             attention_mask: as `key_mask` returns it.
             query_start: position of the first query, tokens: an integer, or a tensor [] under torch.compile.
         Returns:
-            [batch, query, d_model], and the weights [batch, heads, query, key] if they are asked for.
+            [batch, query, d_model], and the weights [batch, heads, query, key] if they are asked for; with a
+            static cache they have a column for each key that it has room for.
         """
         query = self._heads(self.q_proj(hidden_states))
         key, value = self._keys_and_values(hidden_states, key_value_states, cache)
         limits: dict[str, Any] = {"query_start": 0}
+        room = 0
         if key_value_states is not None:
             # a static cache may be longer than the source
             key, value = (x[:, :, : key_value_states.shape[1]] for x in (key, value))
         else:
+            room = key.shape[2]
             key, value, limits = _filled(key, value, query_start, hidden_states.shape[1])
         if attention_mask is not None and attention_mask.shape[-1] > key.shape[2]:
             attention_mask = attention_mask[..., : key.shape[2]]
@@ -99,6 +102,9 @@ class RelposAttention(nn.Module):
                 need_weights=output_attentions or kind == "eager",
                 **limits,
             )
+        if weights is not None and weights.shape[-1] < room:
+            # as under torch.compile
+            weights = F.pad(weights, (0, room - weights.shape[-1]))
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.utils import TransformersKwargs
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
+from typing_extensions import Unpack
 
 from relpos.translation.arguments import check_labels, check_one_input, refuse_unknown
 from relpos.translation.attention import cached_length, check_key_mask, seen_by_any
@@ -72,7 +74,7 @@ class RelposModel(RelposPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """The decoder's states. Arguments: as in `RelposForConditionalGeneration`.
 
@@ -214,8 +216,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next subword after every target token.
 
@@ -233,8 +234,8 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
             labels: [batch, target]; -100, on either side, is ignored in the loss.
             use_cache: whether to make a cache if none is given. By default the config says it, and no cache
                 is made for training or with labels.
-            num_items_in_batch: divisor of the summed loss. Default: the number of labels.
-            kwargs: output_attentions, output_hidden_states, return_dict, as in transformers; their defaults
+            kwargs: num_items_in_batch, the divisor of the summed loss, by default the number of labels;
+                output_attentions, output_hidden_states, return_dict, as in transformers; their defaults
                 are in the config. Any other must be None.
         Returns:
             logits [batch, chunk, target vocabulary]; loss in nats per token if labels are given.
@@ -265,7 +266,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         )
         logits = self.lm_head(out.last_hidden_state)
         return Seq2SeqLMOutput(
-            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            loss=None if labels is None else self._loss(logits, labels, kwargs.get("num_items_in_batch")),
             logits=logits,
             **{name: value for name, value in out.items() if name != "last_hidden_state"},
         )
