@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 from relpos.translation.config import FORMAT, RelposConfig
 from relpos.translation.model import RelposForConditionalGeneration
 
-SIZES = {"vocab_size": 270, "d_model": 8, "num_heads": 2, "d_ff": 12, "encoder_layers": 1, "decoder_layers": 2}
+SIZES = {
+    "vocab_size": 270,
+    "d_model": 8,
+    "num_heads": 2,
+    "d_ff": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+}
 FOLDERS = {
     "tables_by_head": {"relative_per_head": True, "relative_max_distance": [2, 1]},
     "post_norm": {
