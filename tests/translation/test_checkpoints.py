@@ -174,7 +174,7 @@ def test_missing_and_unknown_weights_are_listed_by_name(unsealed, change, told) 
 
 def test_of_many_faults_five_are_listed_and_the_rest_counted(unsealed) -> None:
     change_config(unsealed, encoder_layers=2, relative_values=False)
-    told = " and 8 more; unknown: model.decoder.layers.0.self_attn.relative_position_values, "
+    told = " and 12 more; unknown: model.decoder.layers.0.self_attn.relative_position_values, "
     assert told in refusal(unsealed)
 
 
@@ -192,7 +192,9 @@ def test_another_kind_of_model_is_refused(unsealed, kind) -> None:
 
 def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> None:
     change_config(unsealed, vocab_size=260)
-    change_weights(unsealed, lambda w: w.update({"model.shared.weight": w["model.shared.weight"][:260].clone()}))
+    change_weights(
+        unsealed, lambda w: w.update({"model.shared.weight": w["model.shared.weight"][:260].clone()})
+    )
     told = refusal(unsealed)
     assert f"the tokenizer has {VOCABULARY} subwords and the model 260; they do not belong together." in told
 
