@@ -17,14 +17,17 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from relpos.cli import run as relpos
+from relpos.translation import experiments
 from relpos.translation.checkpoints import average_weights, seal, sealed_checkpoints, verify
 from relpos.translation.config import FORMAT, RelposConfig
 from relpos.translation.conversion import convert_model
 from relpos.translation.errors import InputError, RelposWarning
+from relpos.translation.experiments import Experiment, run_experiment
 from relpos.translation.generation import Translator
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
 from relpos.translation.old_formats import convert_shapes, convert_weights, is_first_format, old_names
+from relpos.translation.ownership import working_in
 from relpos.translation.tokenizer import train_tokenizer
 from relpos.translation.training import train
 from relpos.translation.weights import read_header
@@ -334,6 +337,20 @@ def test_a_damaged_newest_checkpoint_hides_no_old_one(old_run, small_recipe) -> 
     (old_run / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"checkpoint-2: its model must have format 2"):
         train(small_recipe(updates=6, evaluate_every=2), old_run, resume=True)
+
+
+def test_an_experiment_with_a_run_of_format_1_is_refused_before_others_are_trained(
+    old_run, small_file, tmp_path, monkeypatch
+) -> None:
+    recipe = str(small_file(updates=4, evaluate_every=2))
+    tasks = [{"name": name, "title": name, "recipe": recipe} for name in ("first", "second")]
+    experiment = Experiment(title="Small", tasks=tasks, variants={"relative": {}})
+    with working_in(tmp_path / "out", "experiment"):
+        shutil.copytree(old_run, tmp_path / "out" / "second" / "relative")
+    shutil.rmtree(tmp_path / "out" / "second" / "relative" / "model")
+    monkeypatch.setattr(experiments, "train", lambda *_, **__: pytest.fail("a run was trained"))
+    with pytest.raises(InputError, match=r"second/relative/.*checkpoint-4: its model must have format 2"):
+        run_experiment(experiment, tmp_path / "out")
 
 
 def test_weights_of_format_1_are_averaged_with_those_of_the_present_one(old, tmp_path) -> None:
