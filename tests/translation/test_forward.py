@@ -201,6 +201,8 @@ def test_masks_of_four_dimensions_say_alone_who_attends_to_whom(kind) -> None:
     encoded = made.get_encoder()(SOURCE, source)[0]
     close(encoded[0], made.get_encoder()(SOURCE, MASK)[0][0])
     close(encoded[1, :3], made.get_encoder()(SOURCE, MASK)[0][1, :3])
+    # with a source that hides nothing from itself but padding, the target sees the same
+    close(made(SOURCE, source, TARGET, padding).logits[0], true[0])
     # a mask that lets a target see what comes after it is heeded
     both = made(SOURCE, MASK, TARGET, torch.ones(2, 1, 4, 4, dtype=torch.bool)).logits
     assert not torch.allclose(both[:, 0], true[:, 0])
@@ -253,14 +255,19 @@ REFUSED = {
         ONE | {"cache": DynamicCache(), "use_cache": False},
         "use_cache must not be False where a cache is given; got DynamicCache",
     ),
-    "mask of rank 1": (ONE | {"attention_mask": MASK[0]}, r"attention_mask must be .* got \[5\]"),
+    "mask of rank 1": (ONE | {"attention_mask": MASK[0]}, r"^attention_mask must be .* got \[5\]"),
     "mask of rank 3": (
         ONE | {"decoder_attention_mask": torch.ones(2, 4, 4)},
-        r"attention_mask must be \[batch, key\] = \[2, 4\].* got \[2, 4, 4\]",
+        r"^decoder_attention_mask must be \[batch, key\] = \[2, 4\].* got \[2, 4, 4\]",
     ),
     "short mask": (
         ONE | {"attention_mask": MASK[:, :4]},
         r"attention_mask must be .* = \[2, 5\].*got \[2, 4\]",
+    ),
+    "long mask": (ONE | {"attention_mask": torch.ones(2, 6)}, r"attention_mask .* = \[2, 5\].*got \[2, 6\]"),
+    "mask beside an encoding": (
+        {"encoder_outputs": (EMBEDS,), "decoder_input_ids": TARGET, "attention_mask": MASK[:, :3]},
+        r"^attention_mask .* = \[2, 5\].*got \[2, 3\]",
     ),
     "mask of another batch": (
         ONE | {"attention_mask": MASK[[0, 1, 1]]},

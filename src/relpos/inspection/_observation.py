@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from relpos.decompose import Parts, by_distance, decompose
 from relpos.nn import AttentionCache, RelativeMultiheadAttention
 from relpos.nn._core import AttentionCore
+from relpos.nn._masks import merge_masks
 from relpos.nn._nested_tensors import padded
 
 # keeps 0 / 0 at 0 in a layer where no query has a key
@@ -160,6 +161,7 @@ def _call_of_module(module: RelativeMultiheadAttention, given: dict[str, Any]) -
     if given["query_start"] is not None:
         start = _one_start(given["query_start"])
     assert module.max_distance is not None
+    sizes = {"batch": query.shape[0], "num_heads": module.num_heads}
     return _Call(
         query,
         key,
@@ -168,8 +170,8 @@ def _call_of_module(module: RelativeMultiheadAttention, given: dict[str, Any]) -
         module.relative_position_values,
         module.max_distance,
         start,
-        # merged by the module itself, so that the observation uses the same mask
-        attn_mask=module.merge_masks(given["attn_mask"], padding, batch=query.shape[0]),
+        # merged as the module does, so that the observation uses the same mask
+        attn_mask=merge_masks(given["attn_mask"], padding, **sizes),
         is_causal=given["is_causal"],
         padding=padding if padding is not None and padding.dtype == torch.bool else None,
     )
