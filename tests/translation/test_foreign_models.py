@@ -110,6 +110,17 @@ def test_kinds_of_attention_that_choose_no_code_may_be_in_a_configuration(foreig
     assert load_model(foreign)[0].config._attn_implementation == (kind or "relpos")
 
 
+@pytest.mark.parametrize(
+    "values", [{"output_attentions": True, "output_hidden_states": True}, {"use_cache": False}]
+)
+def test_outputs_that_a_configuration_asks_for_do_not_hinder_translation(foreign, values) -> None:
+    true = Translator.load(foreign).translate(["red cat"])
+    change_config(foreign, **values)
+    found = Translator.load(foreign)
+    assert found.translate(["red cat"])[0][0].text == true[0][0].text
+    assert isinstance(found.model.generate(torch.tensor([[5, 6, 2]]), max_new_tokens=3), torch.Tensor)
+
+
 def test_a_setting_refused_is_refused_through_the_auto_classes_and_the_loader(foreign, monkeypatch) -> None:
     monkeypatch.setattr(
         RelposForConditionalGeneration, "__init__", lambda *_: pytest.fail("a model was built")
