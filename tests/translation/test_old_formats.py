@@ -154,6 +154,14 @@ def test_the_recipe_is_copied_as_it_is_and_may_be_absent(old, tmp_path) -> None:
     assert not (tmp_path / "third").exists()
 
 
+def test_a_model_card_is_copied_and_none_is_made_of_a_recipe_that_cannot_be_read(old, tmp_path) -> None:
+    folder = old()
+    (folder / "recipe.yaml").write_text("unknown: 3\n")
+    assert not (convert_model(folder, tmp_path / "first") / "README.md").exists()
+    (folder / "README.md").write_text("Mine.\n")
+    assert (convert_model(folder, tmp_path / "second") / "README.md").read_text() == "Mine.\n"
+
+
 def test_the_command_converts_a_model_once_and_tells_where(old, tmp_path, capsys) -> None:
     folder, out = old(), tmp_path / "new"
     out.mkdir()
@@ -323,6 +331,7 @@ def test_a_run_of_format_1_is_not_continued_and_not_changed(old_run, small_recip
         train(small_recipe(updates=4, evaluate_every=2), old_run, resume=True)
     out = convert_model(newest, tmp_path / "new")
     assert (out / "recipe.yaml").read_text() == (old_run / "recipe.yaml").read_text()
+    assert "relpos translate FOLDER" in (out / "README.md").read_text()
     assert not (out / "optimizer.pt").exists()
 
 
