@@ -427,6 +427,23 @@ def seal(
 
 
 @app.command()
+def convert(
+    model: ModelArgument,
+    out: Annotated[
+        Path, typer.Option(parser=path_of, metavar="FOLDER", help="Folder of the new model; new or empty.")
+    ],
+) -> None:
+    """Convert a model of an older format to the present one.
+
+    The model in MODEL is left as it is. A checkpoint becomes a model, whose training cannot be continued.
+    """
+    _settle()
+    from relpos.translation.conversion import convert_model
+
+    print(f"{convert_model(model, out)}: converted.")
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show versions, the machine, the backends, and problems."""
     from relpos._doctor import write_report

@@ -10,11 +10,16 @@ from hostile.bytes_and_values import damaged, damaged_json
 from hostile.case import Case, Material
 from hostile.text import words
 
+_OLD = Path(__file__).parents[1] / "translation" / "data" / "format_1"
+
 
 def make(random: Random, home: Path, material: Material) -> Case:
-    """`translate`, `evaluate` or `seal` of the damaged folder."""
+    """`translate`, `evaluate`, `seal` or `convert` of the damaged folder."""
     folder = home / "model"
     shutil.copytree(material.model, folder)
+    is_old = random.random() < 0.2
+    if is_old:
+        make_old(random, folder)
     if random.random() < 0.7:
         (folder / "seal.json").unlink()
     for _ in range(random.choice((1, 1, 1, 2))):
@@ -25,6 +30,8 @@ def make(random: Random, home: Path, material: Material) -> Case:
             spoil(random, folder / name, home)
     (home / "in.txt").write_text(f"{words(random)}\n\n{words(random)}\n")
     kind = random.randrange(6)
+    if is_old and kind < 4:
+        return Case("model", ["convert", "model", "--out", "new"], added=("new",))
     if kind == 0:
         return Case("model", ["seal", "model"], outputs=("model/seal.json",))
     if kind == 1:
@@ -34,6 +41,14 @@ def make(random: Random, home: Path, material: Material) -> Case:
         return Case("model", ["evaluate", "model", "--data", "in.tsv"])
     options = random.choice(([], ["--beams=1"], ["--json"], ["--sample"], ["--split-long"]))
     return Case("model", ["translate", "model", "in.txt", *options])
+
+
+def make_old(random: Random, folder: Path) -> None:
+    """Put a model of format 1 in the place of the model; its vocabulary may be smaller than the tokenizer."""
+    (folder / "model.safetensors").unlink()
+    shutil.copytree(
+        _OLD / random.choice(("tables_by_head", "post_norm", "shards")), folder, dirs_exist_ok=True
+    )
 
 
 def spoil(random: Random, file: Path, home: Path) -> None:

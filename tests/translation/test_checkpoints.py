@@ -25,7 +25,7 @@ from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
 
 VOCABULARY = 270
-WEIGHT = "encoder.layers.0.linear1.weight"
+WEIGHT = "model.encoder.layers.0.fc1.weight"
 TEXTS = ["red green blue one two three cat dog"] * 30
 
 
@@ -93,7 +93,7 @@ def test_an_untied_model_loads_too(whole, tmp_path) -> None:
 
 
 def test_a_tied_weight_may_be_written_under_each_of_its_names(unsealed) -> None:
-    change_weights(unsealed, lambda w: w.update({"lm_head.weight": w["shared.weight"].clone()}))
+    change_weights(unsealed, lambda w: w.update({"lm_head.weight": w["model.shared.weight"].clone()}))
     model, _ = load_model(unsealed)
     assert torch.equal(model.model.shared.weight, small_model().model.shared.weight)
 
@@ -159,7 +159,7 @@ def test_weights_that_cannot_be_read_are_told(unsealed, content) -> None:
     [
         (lambda w: w.pop(WEIGHT), f"does not fit its config.json; weights missing: {WEIGHT}."),
         # though they are tied
-        (lambda w: w.pop("shared.weight"), "weights missing: shared.weight."),
+        (lambda w: w.pop("model.shared.weight"), "weights missing: model.shared.weight."),
         (lambda w: w.update({"a.b": w.pop(WEIGHT)}), f"weights missing: {WEIGHT}; unknown: a.b."),
         (
             lambda w: w.update({WEIGHT: torch.zeros(3, 5)}),
@@ -174,7 +174,7 @@ def test_missing_and_unknown_weights_are_listed_by_name(unsealed, change, told) 
 
 def test_of_many_faults_five_are_listed_and_the_rest_counted(unsealed) -> None:
     change_config(unsealed, encoder_layers=2, relative_values=False)
-    told = " and 8 more; unknown: decoder.layers.0.self_attn.relative_position_values, encoder."
+    told = " and 12 more; unknown: model.decoder.layers.0.self_attn.relative_position_values, "
     assert told in refusal(unsealed)
 
 
@@ -192,7 +192,9 @@ def test_another_kind_of_model_is_refused(unsealed, kind) -> None:
 
 def test_a_tokenizer_with_more_subwords_than_the_model_is_refused(unsealed) -> None:
     change_config(unsealed, vocab_size=260)
-    change_weights(unsealed, lambda w: w.update({"shared.weight": w["shared.weight"][:260].clone()}))
+    change_weights(
+        unsealed, lambda w: w.update({"model.shared.weight": w["model.shared.weight"][:260].clone()})
+    )
     told = refusal(unsealed)
     assert f"the tokenizer has {VOCABULARY} subwords and the model 260; they do not belong together." in told
 

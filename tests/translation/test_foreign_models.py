@@ -67,16 +67,58 @@ def change(folder: Path, name: str, **values) -> None:
         ({"dtype": "load"}, r"dtype must be null or one of .*float16.*; got 'load'\."),
         ({"torch_dtype": "int8"}, r"torch_dtype must be null or one of"),
         ({"is_encoder_decoder": False}, r"is_encoder_decoder must be True; got False\."),
-        ({"output_attentions": True}, r"output_attentions must be one of \(None, False\)"),
-        ({"return_dict": False}, r"return_dict must be one of \(None, True\)"),
+        ({"output_attentions": 1}, r"output_attentions must be true or false, or null; got 1\."),
+        ({"return_dict": "yes"}, r"return_dict must be true or false, or null; got 'yes'\."),
+        ({"use_cache": 0}, r"use_cache must be true or false, or null; got 0\."),
+        ({"attn_implementation": "flash_attention_2"}, r"'eager', 'sdpa'\); got 'flash_attention_2'\."),
+        ({"attn_implementation": {"encoder": "sdpa"}}, r"attn_implementation must be one of .*'encoder'"),
+        ({"layer_norm_eps": -1e-9}, r"layer_norm_eps must be a number from 0 to 1; got -1e-09\."),
+        ({"layer_norm_eps": 1.001}, r"layer_norm_eps must be a number from 0 to 1; got 1\.001\."),
+        ({"layer_norm_eps": True}, r"layer_norm_eps must be a number from 0 to 1; got True\."),
+        ({"layer_norm_eps": "1e-5"}, r"layer_norm_eps must be a number from 0 to 1; got '1e-5'\."),
+        ({"output_bias": 1}, r"output_bias must be true or false; got 1\."),
+        ({"target_vocab_size": 0}, r"target_vocab_size must be a whole number from 1 to 1,048,576, or null"),
+        ({"target_vocab_size": 2**20 + 1}, r"target_vocab_size must be .* to 1,048,576, .*; got 1048577\."),
+        ({"target_vocab_size": 5.0}, r"target_vocab_size must be a whole number .*; got 5\.0\."),
+        ({"relative_tied": 0}, r"relative_tied must be true or false; got 0\."),
+        (
+            {"relative_tied": True, "relative_values": False},
+            "relative_tied must be False unless relative_keys and relative_values are True; got True",
+        ),
+        (
+            {"relative_tied": True, "relative_keys": False},
+            "relative_tied must be False unless relative_keys and relative_values are True; got True",
+        ),
         ({"id2label": {"a": "b"} | dict.fromkeys(map(str, range(1001)), "x")}, r"id2label must be an object"),
         ({"model_type": "bert"}, r"model_type must be 'relpos'"),
-        ({"format": 10**5000}, r"format must be at most 1; got a value of int that is too long to show"),
+        ({"format": 10**5000}, r"format must be at most 2; got a value of int that is too long to show"),
     ],
 )
 def test_a_setting_outside_its_type_or_bounds_is_refused_by_name(values, told) -> None:
     with pytest.raises(ValueError, match=told):
         RelposConfig(**{"vocab_size": VOCABULARY} | values)
+
+
+@pytest.mark.parametrize("kind", ["relpos", "eager", "sdpa", None])
+def test_kinds_of_attention_that_choose_no_code_may_be_in_a_configuration(foreign, kind) -> None:
+    change_config(foreign, attn_implementation=kind)
+    if kind == "sdpa":
+        # the model has relative positions
+        assert 'attn_implementation must be "relpos" or "eager"' in refusal(foreign)
+        small_model(relative_keys=False, relative_values=False).save_pretrained(foreign)
+        change_config(foreign, attn_implementation=kind)
+    assert load_model(foreign)[0].config._attn_implementation == (kind or "relpos")
+
+
+@pytest.mark.parametrize(
+    "values", [{"output_attentions": True, "output_hidden_states": True}, {"use_cache": False}]
+)
+def test_outputs_that_a_configuration_asks_for_do_not_hinder_translation(foreign, values) -> None:
+    true = Translator.load(foreign).translate(["red cat"])
+    change_config(foreign, **values)
+    found = Translator.load(foreign)
+    assert found.translate(["red cat"])[0][0].text == true[0][0].text
+    assert isinstance(found.model.generate(torch.tensor([[5, 6, 2]]), max_new_tokens=3), torch.Tensor)
 
 
 def test_a_setting_refused_is_refused_through_the_auto_classes_and_the_loader(foreign, monkeypatch) -> None:
@@ -145,24 +187,26 @@ def test_weights_that_are_not_finite_are_refused(foreign, value, dtype) -> None:
     def spoil(found: dict[str, torch.Tensor]) -> None:
         for name in found:
             found[name] = found[name].to(dtype)
-        found["decoder.layers.0.linear2.bias"][3] = value
+        found["model.decoder.layers.0.fc2.bias"][3] = value
 
     change_weights(foreign, spoil)
     told = refusal(foreign)
-    assert "not finite (NaN or infinite): decoder.layers.0.linear2.bias; the training diverged" in told
+    assert "not finite (NaN or infinite): model.decoder.layers.0.fc2.bias; the training diverged" in told
     with pytest.raises(ValueError, match="not finite"):
         AutoModelForSeq2SeqLM.from_pretrained(foreign)
 
 
 def test_finite_weights_load_though_their_sum_is_infinite(foreign) -> None:
-    change_weights(foreign, lambda found: found["shared.weight"].fill_(3e38))
+    change_weights(foreign, lambda found: found["model.shared.weight"].fill_(3e38))
     assert load_model(foreign)[0].model.shared.weight.max() == 3e38
 
 
 def test_weights_of_integers_are_refused(foreign) -> None:
-    change_weights(foreign, lambda found: found.update({"shared.weight": found["shared.weight"].int()}))
+    change_weights(
+        foreign, lambda found: found.update({"model.shared.weight": found["model.shared.weight"].int()})
+    )
     assert (
-        "the type of weights must be one of ('F64', 'F32', 'F16', 'BF16'); got others in shared.weight"
+        "the type of weights must be one of ('F64', 'F32', 'F16', 'BF16'); got others in model.shared.weight"
         in refusal(foreign)
     )
 
@@ -198,7 +242,7 @@ def test_shards_load_as_one_file_does(sharded) -> None:
 @pytest.mark.parametrize("place", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", 3, ["a"]])
 def test_an_index_that_leaves_the_folder_is_refused(sharded, place) -> None:
     index = json.loads((sharded / INDEX).read_text())
-    index["weight_map"]["shared.weight"] = place
+    index["weight_map"]["model.shared.weight"] = place
     (sharded / INDEX).write_text(json.dumps(index))
     assert f"{INDEX}: weight_map must name .safetensors files in this folder; got " in refusal(sharded)
 
@@ -369,7 +413,8 @@ VALUES = [
 HARD = ["[" * 100_000 + "]" * 100_000, "9" * 5000]
 MORE = {
     "config.json": [
-        *("attn_implementation", "_attn_implementation", "num_labels", "id2label", "label2id", "torch_dtype"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+        *("num_labels", "id2label", "label2id", "torch_dtype"),
         *("output_attentions", "output_hidden_states", "return_dict", "problem_type", "hidden_size"),
         "auto_map",
         *("quantization_config", "transformers_weights", "fusion_config", "per_layer_config", "layer_types"),

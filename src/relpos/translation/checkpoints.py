@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from relpos.translation.atomic_files import write_folder_atomic, write_text_atomic
 from relpos.translation.errors import InputError
+from relpos.translation.old_formats import convert_weights, is_first_format
 from relpos.translation.strict_json import MEBIBYTE, read_object
 from relpos.translation.validators import Rule, check, dict_of, integer, shown
 
@@ -204,6 +205,12 @@ def find_model(folder: Path) -> Path:
     raise InputError(f"{folder}: not a model folder, there is no config.json in it.")
 
 
+def recipe_places(model: Path) -> list[Path]:
+    """Where the recipe of a model may be: beside it, and for a checkpoint also in its run."""
+    places = [model, model.parent.parent] if model.name.startswith("checkpoint-") else [model]
+    return [place / "recipe.yaml" for place in places]
+
+
 def sealed_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in `folder`, oldest first."""
     numbered = [
@@ -217,12 +224,16 @@ def sealed_checkpoints(folder: Path) -> list[Path]:
 def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
     """The mean of each weight over the models in `folders`, summed in float64.
 
+    Those of an older format are converted first.
+
     Raises:
         ValueError: the names of the weights differ.
     """
     total: dict[str, torch.Tensor] = {}
     for folder in folders:
         weights = load_file(folder / _WEIGHTS)
+        if is_first_format(weights):
+            weights = convert_weights(weights)
         if total and total.keys() != weights.keys():
             names = ", ".join(sorted(total.keys() ^ weights.keys()))
             raise ValueError(f"averaged models must have the same weights; {folder} differs in {names}.")

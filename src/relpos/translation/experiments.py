@@ -24,7 +24,7 @@ from relpos.translation.generation import Translator
 from relpos.translation.ownership import check_free, format_of, working_in
 from relpos.translation.preparation import check_corpora, read_parts
 from relpos.translation.recipe import Recipe, load_recipe
-from relpos.translation.runs import check_new, has_begun
+from relpos.translation.runs import check_format, check_new, has_begun
 from relpos.translation.strict_yaml import read_yaml
 from relpos.translation.training import train
 
@@ -99,6 +99,10 @@ def run_experiment(
         _check_settings(task, variant, recipe, out, done)
     begun = {(task.name, variant) for task, variant, _ in steps if has_begun(out / task.name / variant)}
     new = [step for step in steps if (step[0].name, step[1]) not in done.keys() | begun]
+    for task, variant, recipe in steps:
+        # before the other runs are trained, which takes hours
+        if (task.name, variant) in begun - done.keys():
+            check_format(out / task.name / variant, recipe)
     for task, variant, _ in new:
         check_new(out / task.name / variant)
     _check_text(new)

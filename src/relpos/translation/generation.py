@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from relpos.translation.batching import TokenBatches
-from relpos.translation.checkpoints import find_model
+from relpos.translation.checkpoints import find_model, recipe_places
 from relpos.translation.errors import InputError, RelposWarning, UsageError
 from relpos.translation.loading import load_model
 from relpos.translation.model import RelposForConditionalGeneration
@@ -322,10 +322,9 @@ def _joined(before: list[Hypothesis], further: list[Hypothesis]) -> list[Hypothe
 
 def _trained_length(model: Path) -> int | None:
     """Subwords of the longest training texts, from the recipe beside a model; None if it is unknown."""
-    places = [model, model.parent.parent] if model.name.startswith("checkpoint-") else [model]
-    for place in places:
+    for path in recipe_places(model):
         try:
-            text = read_bytes(place / "recipe.yaml", MOST_BYTES).decode("utf-8")
+            text = read_bytes(path, MOST_BYTES).decode("utf-8")
             length = read_yaml(text)["training"]["max_length"]
         except (OSError, ValueError, TypeError, LookupError, YamlTextError):
             continue

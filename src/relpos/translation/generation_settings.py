@@ -70,7 +70,9 @@ def read_generation_settings(folder: Path, config: RelposConfig) -> GenerationCo
                 RelposWarning,
                 stacklevel=2,
             )
-        taken: dict[str, Any] = {name: getattr(config, name) for name in tokens} | {
+        # `generate` returns tokens alone unless its caller asks for more, whatever the configuration says
+        taken: dict[str, Any] = dict.fromkeys(("output_attentions", "output_hidden_states"), False)
+        taken |= {name: getattr(config, name) for name in tokens} | {
             name: value for name, value in given.items() if name in rules and value is not None
         }
         return GenerationConfig(**taken)

@@ -94,8 +94,8 @@ def check_seal(folder: Path) -> Path:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """Disable transformers' progress bar for weights, since a library does not print."""
+def no_bars() -> Iterator[None]:
+    """Disable transformers' progress bars for weights, since a library does not print."""
     if not logging.is_progress_bar_enabled():
         yield
         return
@@ -108,12 +108,17 @@ def _no_bars() -> Iterator[None]:
 
 def _load(folder: Path) -> tuple[RelposForConditionalGeneration, PreTrainedTokenizerFast]:
     try:
-        with _no_bars():
+        with no_bars():
             model = RelposForConditionalGeneration.from_pretrained(folder, local_files_only=True)
     except InputError:
         raise
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise InputError(f"{folder}: the model cannot be read ({first_line(error)}).") from error
+    if model.config.target_vocab_size is not None:
+        raise InputError(
+            f"{folder}: target_vocab_size must be null, since relpos's commands use one tokenizer for both "
+            f"languages; got {model.config.target_vocab_size}. Load it with transformers."
+        )
     tokenizer = load_tokenizer(folder)
     size = model.config.vocab_size
     if max(tokenizer.get_vocab().values(), default=0) >= size:

@@ -36,22 +36,33 @@ def is_first_format(names: Iterable[str]) -> bool:
 
 
 def convert_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of format 1, by name, as those of format 2; views of the same memory."""
-    return _converted(
-        weights, lambda weight: list(weight.chunk(3)) if _is_packed(list(weight.shape)) else [weight]
-    )
+    """Weights of format 1, by name, as those of format 2; views of the same memory.
+
+    Raises:
+        ValueError: as `convert_shapes`.
+    """
+    convert_shapes({name: list(weight.shape) for name, weight in weights.items()})
+    return _converted(weights, lambda weight: list(weight.chunk(3)))
 
 
 def convert_shapes(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The shapes of `convert_weights`, from the shapes of format 1."""
-    return _converted(
-        shapes, lambda shape: [[shape[0] // 3, *shape[1:]]] * 3 if _is_packed(shape) else [shape]
-    )
+    """The shapes of `convert_weights`, from the shapes of format 1.
+
+    Raises:
+        ValueError: a packed weight cannot be split in three, or a weight has the names of both formats.
+    """
+    for name, shape in shapes.items():
+        if _PACKED.fullmatch(_new_name(name)) and not (shape and shape[0] > 0 and shape[0] % 3 == 0):
+            raise ValueError(
+                f"{name} must have 3 * d_model rows, for query, key and value; its shape is {shape}. "
+                "Copy the model again."
+            )
+    return _converted(shapes, lambda shape: [[shape[0] // 3, *shape[1:]]] * 3)
 
 
-def _is_packed(shape: list[int]) -> bool:
-    # a stranger's weight may have any shape; one that cannot be split is told as one that does not fit
-    return bool(shape) and shape[0] % 3 == 0 and shape[0] > 0
+def old_names(names: Iterable[str]) -> dict[str, str]:
+    """The names of format 2, each with the name among `names`, of format 1, that it is converted from."""
+    return _converted({name: name for name in names}, lambda name: [name] * 3)
 
 
 def _converted(values: dict[str, _T], split: Callable[[_T], list[_T]]) -> dict[str, _T]:
@@ -59,12 +70,17 @@ def _converted(values: dict[str, _T], split: Callable[[_T], list[_T]]) -> dict[s
     for name, value in values.items():
         new = _new_name(name)
         packed = _PACKED.fullmatch(new)
-        parts = split(value) if packed else [value]
-        if packed is None or len(parts) == 1:
-            converted[new] = value
-            continue
-        place, kind = packed.groups()
-        converted |= {f"{place}.{part}_proj.{kind}": x for part, x in zip("qkv", parts, strict=True)}
+        if packed is None:
+            parts = {new: value}
+        else:
+            place, kind = packed.groups()
+            parts = {f"{place}.{part}_proj.{kind}": x for part, x in zip("qkv", split(value), strict=True)}
+        twice = parts.keys() & converted.keys()
+        if twice:
+            raise ValueError(
+                f"{name} must be there once; {min(twice)} is another name of it. Copy the model again."
+            )
+        converted |= parts
     return converted
 
 

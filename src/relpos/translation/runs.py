@@ -1,19 +1,22 @@
 """The folder of a run: begun once, resumed with the same settings from its newest complete checkpoint."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from relpos.translation.atomic_files import write_text_atomic
 from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_checkpoints, verify
-from relpos.translation.errors import InputError, list_names
+from relpos.translation.config import FORMAT as MODEL_FORMAT
+from relpos.translation.errors import InputError, ModelFolderError, list_names
 from relpos.translation.ownership import FORMAT, check_free, format_of, working_in
 from relpos.translation.recipe import Recipe, load_recipe, recipe_text, write_recipe
 from relpos.translation.run_cleanup import foreign_checkpoints, remove_beginning, remove_unfinished
 from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
 from relpos.translation.tokenizer import MARKS
+from relpos.translation.weights import read_header
 
 _KIND = "run"
 _NAMES = ("recipe.yaml", "data.json", "tokenizer", "checkpoints", "metrics.jsonl", "logs", "cache", "model")
@@ -98,6 +101,28 @@ def check_resumable(run: Path) -> None:
     _refuse_links(run)
 
 
+def check_format(run: Path, recipe: Recipe) -> None:
+    """Refuse to continue a run whose model has an older format. Writes nothing.
+
+    A run that is finished by `recipe`, and has its model, is not refused: nothing of it is loaded.
+
+    Raises:
+        InputError: the newest checkpoint that can be read has an older format.
+    """
+    newest = _newest_readable(sealed_checkpoints(run / "checkpoints"))
+    if newest is None or not read_header(newest).is_old:
+        return
+    before = load_recipe(str(run / "recipe.yaml"))
+    if has_model(run, recipe) and _is_finished(newest, before, recipe):
+        return
+    trained = shlex.quote(str(run if is_sealed(run / "model") else newest))
+    raise InputError(
+        f"{newest}: its model must have format {MODEL_FORMAT} to be trained on; got an older one. Train "
+        "anew with another --out. To keep what was trained, convert it: relpos convert "
+        f"{trained} --out FOLDER"
+    )
+
+
 def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> OpenRun:
     """Find the checkpoint to continue from, and remove incomplete ones.
 
@@ -107,6 +132,7 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
         InputError: the run has other settings, its model was changed, or every checkpoint is damaged.
     """
     check_resumable(run)
+    check_format(run, recipe)
     written = run / "recipe.yaml"
     before = load_recipe(str(written))
     _check_same(before, recipe, run)
@@ -120,15 +146,7 @@ def resume_run(recipe: Recipe, run: Path, report: Callable[[str], None]) -> Open
     _cut_metrics(run / "metrics.jsonl", lines, updates)
     if before != recipe:
         write_recipe(recipe, written)
-    is_finished = checkpoint is not None and (
-        updates_of(checkpoint) >= recipe.training.updates
-        # not if a later checkpoint was skipped
-        or (
-            (checkpoint / _FINISHED).exists()
-            and _is_same(before, recipe)
-            and checkpoint == sealed_checkpoints(run / "checkpoints")[-1]
-        )
-    )
+    is_finished = checkpoint is not None and _is_finished(checkpoint, before, recipe)
     return OpenRun(checkpoint, is_finished, format_of(run, _KIND) or FORMAT)
 
 
@@ -152,6 +170,16 @@ def mark_finished(checkpoint: Path) -> None:
 def updates_of(checkpoint: Path) -> int:
     """The number of updates before `checkpoint` was saved."""
     return int(checkpoint.name.rpartition("-")[2])
+
+
+def _is_finished(checkpoint: Path, before: Recipe, recipe: Recipe) -> bool:
+    """Whether training by `recipe` ends at `checkpoint` of the run begun by the recipe `before`."""
+    return updates_of(checkpoint) >= recipe.training.updates or (
+        (checkpoint / _FINISHED).exists()
+        and _is_same(before, recipe)
+        # not if a later checkpoint was skipped
+        and checkpoint == sealed_checkpoints(checkpoint.parent)[-1]
+    )
 
 
 def _is_same(before: Recipe, recipe: Recipe) -> bool:
@@ -179,6 +207,14 @@ def _check_same(before: Recipe, recipe: Recipe, run: Path) -> None:
                 f"{run} was begun with other settings: {key} was {then}, and is {now} now. "
                 f"Resume with {run / 'recipe.yaml'}, or choose another --out."
             )
+
+
+def _newest_readable(checkpoints: list[Path]) -> Path | None:
+    for checkpoint in reversed(checkpoints):
+        with suppress(ModelFolderError):
+            read_header(checkpoint)
+            return checkpoint
+    return None
 
 
 def _newest_undamaged(checkpoints: list[Path], report: Callable[[str], None]) -> Path | None:

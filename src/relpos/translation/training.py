@@ -33,6 +33,7 @@ from relpos.translation.recipe import Recipe, located, write_recipe
 from relpos.translation.runs import (
     OpenRun,
     begin_run,
+    check_format,
     check_new,
     check_resumable,
     has_model,
@@ -70,6 +71,7 @@ def train(
             return _train(recipe, run, lambda: None, report)
         if resume:
             check_resumable(run)
+            check_format(run, recipe)
         else:
             check_new(run)
             check_corpora(recipe.data)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import ModelFolderError, first_line, list_names
-from relpos.translation.old_formats import convert_shapes, convert_weights, is_first_format
+from relpos.translation.old_formats import convert_shapes, convert_weights, is_first_format, old_names
 from relpos.translation.strict_json import MEBIBYTE, check_regular, read_object
 from relpos.translation.validators import shown
 
@@ -39,16 +39,23 @@ def read_header(folder: Path) -> Header:
     """The names and shapes of the weights in `folder`, without reading the weights.
 
     Raises:
-        ModelFolderError: there are no weights, a file cannot be read, a weight is not floating point, or the
-            index disagrees with the shards.
+        ModelFolderError: there are no weights, a file cannot be read, a weight is not floating point, the
+            index disagrees with the shards, or weights of an older format cannot be converted.
     """
     if (folder / INDEX).exists():
         if (folder / WEIGHTS).exists():
             # saving in shards leaves an older single file, which transformers would load
             raise ModelFolderError(f"{folder}: has both {WEIGHTS} and {INDEX}. Remove the one that is older.")
-        return _read_shards(folder)
-    shapes = _read_shapes(folder / WEIGHTS)
-    return Header(folder / WEIGHTS, dict.fromkeys(shapes, folder / WEIGHTS), shapes)
+        header = _read_shards(folder)
+    else:
+        shapes = _read_shapes(folder / WEIGHTS)
+        header = Header(folder / WEIGHTS, dict.fromkeys(shapes, folder / WEIGHTS), shapes)
+    if header.is_old:
+        try:
+            convert_shapes(header.shapes)
+        except ValueError as error:
+            raise ModelFolderError(f"{header.source}: {error}") from error
+    return header
 
 
 def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> None:
@@ -58,12 +65,14 @@ def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> N
         ModelFolderError: weights are missing, unknown, or have another shape; the message names them.
     """
     needed, known = _expected_shapes(config, model)
+    # by the names in the file, but for those that are not there
+    told = old_names(header.shapes) if header.is_old else {}
     shapes = _of_model(convert_shapes(header.shapes) if header.is_old else header.shapes, known)
     kinds = {
         "missing": sorted(needed - shapes.keys()),
-        "unknown": sorted(shapes.keys() - known.keys()),
+        "unknown": sorted({told.get(name, name) for name in shapes.keys() - known.keys()}),
         "of another shape": [
-            f"{name} ({shape}, not {known[name]})"
+            f"{_part(name, told)} ({shape}, not {known[name]})"
             for name, shape in sorted(shapes.items())
             if name in known and shape != known[name]
         ],
@@ -96,12 +105,17 @@ def read_weights(header: Header) -> dict[str, Tensor]:
     return convert_weights(weights) if header.is_old else weights
 
 
+def _part(name: str, told: dict[str, str]) -> str:
+    """The name in the file, and which part of it is meant if it is packed."""
+    old = told.get(name, name)
+    return f"{old}, {name.split('.')[-2]}" if ".in_proj_" in old else old
+
+
 def _of_model(shapes: dict[str, list[int]], known: dict[str, list[int]]) -> dict[str, list[int]]:
     """The shapes by the names of `known`: a model with its output layer loads as one without, and back."""
     if any(name.startswith("model.") for name in known):
         return {
-            name if name.startswith(("model.", "lm_head.")) else f"model.{name}": shape
-            for name, shape in shapes.items()
+            f"model.{name}" if f"model.{name}" in known else name: shape for name, shape in shapes.items()
         }
     return {
         name.removeprefix("model."): shape
