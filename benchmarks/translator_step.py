@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-import relpos.nn._attention
+import relpos.nn._core
 from harness import Plan, measure_steps
 from records import append, count, make_parser, parse, share
 from relpos import relative_attention
@@ -155,7 +155,7 @@ def step(trained: Trained, variant: Variant, batch: dict[str, Tensor]) -> None:
 @contextmanager
 def attending_by(attention: Attention) -> Iterator[None]:
     """Every attention of relpos.nn by this function."""
-    with mock.patch.object(relpos.nn._attention, "relative_attention", attention):
+    with mock.patch.object(relpos.nn._core, "relative_attention", attention):
         yield
 
 

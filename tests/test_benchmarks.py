@@ -371,3 +371,16 @@ def test_an_aim_is_met_if_every_cell_holds_and_the_suite_passed(
     assert words(records) == [x for x in verdicts for _ in range(2)]
     assert "met" not in words(records[1:]) + words([x | {"capability": "8.0"} for x in records])
     assert "| 2,048 | 1 s | 20 s (20.00) | 1.1 s (1.10) |" in module("table").page(records)
+
+
+def test_two_checkouts_train_and_search_in_turns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--d-model=16 --layers=1 --heads=2 --d-ff=16 --vocabulary=60 --batch=4"
+    _, records = run("versions", str(ROOT), *sizes.split())
+    tasks = ("train", "greedy", "beam 4", "one sentence")
+    assert [(x["task"], x["side"]) for x in records] == [(x, y) for x in tasks for y in ("before", "after")]
+    for record in records:
+        assert record["seconds"] > 0
+        assert (record["ratio_to"]["before"] == 1) is (record["side"] == "before")
+    with pytest.raises(SystemExit, match="2"):
+        run("versions", str(FOLDER))
+    assert "no checkout of relpos" in capsys.readouterr().err

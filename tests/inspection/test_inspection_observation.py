@@ -13,6 +13,8 @@ from relpos.nn import (
     RelativeTransformerDecoderLayer,
     RelativeTransformerEncoderLayer,
 )
+from relpos.translation.config import RelposConfig
+from relpos.translation.model import RelposForConditionalGeneration
 
 WIDTH, HEADS = 8, 2
 
@@ -180,3 +182,42 @@ def test_observations_hold_no_graph() -> None:
     assert isinstance(seen, Observation)
     assert len(tensors) >= 9
     assert not any(x.requires_grad for x in tensors)
+
+
+def test_the_translators_model_is_seen_as_it_attends_with_and_without_a_cache() -> None:
+    config = RelposConfig(
+        **{
+            "vocab_size": 40,
+            "d_model": 8,
+            "num_heads": 2,
+            "d_ff": 8,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+        },
+        relative_max_distance=[2, 1],
+    )
+    torch.manual_seed(0)
+    model = RelposForConditionalGeneration(config).double().eval()
+    ids, target = torch.randint(3, 40, (2, 5)), torch.randint(3, 40, (2, 4))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    out = []
+    seen = observe(
+        model,
+        lambda: out.append(model(ids, mask, target, output_attentions=True, use_cache=False)),
+    )
+    layers = ("model.encoder.layers.0", "model.decoder.layers.0", "model.decoder.layers.1")
+    assert [one.layer for one in seen] == [f"{name}.self_attn" for name in layers]
+    weights = (*out[0].encoder_attentions, *out[0].decoder_attentions)
+    for one, true in zip(seen, weights, strict=True):
+        torch.testing.assert_close(one.weights, true)
+    # padding counts at no distance
+    assert seen[0].pairs.sum(-1).tolist() == [5 * 5 + 3 * 3] * 2
+
+    def stepwise() -> None:
+        cache = None
+        for chunk in target.split((3, 1), 1):
+            cache = model(ids, mask, chunk, cache=cache).cache
+
+    last = observe(model, stepwise)[-1]
+    assert (last.layer, last.query_start) == ("model.decoder.layers.1.self_attn", 3)
+    torch.testing.assert_close(last.weights, weights[2][:, :, 3:])

@@ -44,9 +44,46 @@ def test_an_unknown_activation_is_refused_with_the_known_ones(kind) -> None:
         kind(**SIZES, max_distance=2, activation="swish")
 
 
-@pytest.mark.parametrize("kind", [RelativeTransformerEncoderLayer, RelativeTransformerDecoderLayer])
-def test_each_dropout_goes_to_its_place(kind) -> None:
-    layer = kind(**SIZES, max_distance=2, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
-    assert (layer.dropout.p, layer.self_attn.dropout, layer.activation_dropout.p) == (0.1, 0.2, 0.3)
-    layer = kind(**SIZES, max_distance=2, dropout=0.1, attention_dropout=0.0)
-    assert (layer.dropout.p, layer.self_attn.dropout, layer.activation_dropout.p) == (0.1, 0.0, 0.1)
+@pytest.mark.parametrize(
+    ("kind", "torchs"),
+    [
+        (RelativeTransformerEncoderLayer, nn.TransformerEncoderLayer),
+        (RelativeTransformerDecoderLayer, nn.TransformerDecoderLayer),
+    ],
+)
+def test_each_dropout_has_its_place_and_torchs_name(kind, torchs) -> None:
+    theirs = {name for name, x in torchs(WIDTH, HEADS).named_modules() if isinstance(x, nn.Dropout)}
+    for given, inner, weights in (
+        ({"attention_dropout": 0.2, "activation_dropout": 0.3}, 0.3, 0.2),
+        ({"attention_dropout": 0.0}, 0.1, 0.0),
+    ):
+        layer = kind(**SIZES, max_distance=2, dropout=0.1, **given)
+        found = {name: x.p for name, x in layer.named_modules() if isinstance(x, nn.Dropout)}
+        assert found == dict.fromkeys(theirs, 0.1) | {"dropout": inner}
+        assert layer.self_attn.dropout == weights
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("name", ["dropout", "dropout1", "dropout2", "dropout3"])
+@pytest.mark.parametrize(
+    ("kind", "torchs"),
+    [
+        (RelativeTransformerEncoderLayer, nn.TransformerEncoderLayer),
+        (RelativeTransformerDecoderLayer, nn.TransformerDecoderLayer),
+    ],
+)
+def test_a_dropout_replaced_by_its_name_acts_where_torchs_does(kind, torchs, name, norm_first) -> None:
+    ours = kind(**SIZES, dropout=0.0, max_distance=None, batch_first=True, norm_first=norm_first)
+    theirs = torchs(**SIZES, dropout=0.0, batch_first=True, norm_first=norm_first)
+    theirs.load_state_dict(randomised(ours).state_dict())
+    if not hasattr(theirs, name):
+        assert not hasattr(ours, name)
+        return
+    given = [draw(BATCH, TARGET, WIDTH)]
+    if torchs is nn.TransformerDecoderLayer:
+        given.append(draw(BATCH, SOURCE, WIDTH, seed=2))
+    before = ours(*given)
+    for layer in (ours, theirs):
+        setattr(layer, name, nn.Tanh())
+    torch.testing.assert_close(ours(*given), theirs(*given), atol=1e-10, rtol=1e-10)
+    assert not torch.allclose(ours(*given), before)

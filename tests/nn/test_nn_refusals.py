@@ -82,7 +82,7 @@ def test_sequences_that_do_not_fit_are_refused_by_name() -> None:
         ((QUERY, KEY.to("meta"), KEY), ValueError, "key must be on the device", "= cpu; got meta."),
         ((QUERY.long(), KEY, KEY), TypeError, "query must have the dtype", "float32; got torch.int64."),
         ((QUERY, KEY.to_sparse(), KEY), TypeError, "key must be a dense tensor; got torch.sparse_coo."),
-        ((nested,) * 3, TypeError, "query must be a dense tensor; got a nested one."),
+        ((nested,) * 3, TypeError, "query must be a dense tensor; got a nested one of layout torch.jagged."),
         ((QUERY, KEY[0], KEY), ValueError, "key must have as many dimensions as query = 3; got 2."),
         ((QUERY, KEY[:1], KEY[:1]), ValueError, "key must have the batch of query = 2; got 1."),
         ((QUERY, KEY, KEY[:, 1:]), ValueError, "value must have the length of key = 7; got 6."),

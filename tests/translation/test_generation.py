@@ -36,7 +36,7 @@ def copier() -> Translator:
     """A translator that has learned for a few seconds to copy up to six words."""
     texts = sentences(400, 6, seed=1)
     tokenizer = train_tokenizer(texts, 290)
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "d_ff": 64}
     no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
     config = RelposConfig(vocab_size=len(tokenizer), **sizes, **no_dropout, relative_max_distance=4)
@@ -325,6 +325,7 @@ def test_several_hypotheses_without_scores_are_refused(copier) -> None:
 def test_scores_in_small_parts_are_those_of_one_pass(copier, kind) -> None:
     translator = runs_on(copier, 100)
     config = translator.model.config.to_dict() | {"absolute_positions": kind, "relative_max_distance": 2}
+    torch.manual_seed(3)
     model = RelposForConditionalGeneration(RelposConfig(**config)).eval()
     translator = Translator(model, copier.tokenizer)
     widths: list[int] = []

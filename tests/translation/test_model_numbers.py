@@ -72,7 +72,7 @@ def test_norms_stand_before_blocks_and_at_the_end_or_after_blocks() -> None:
         made = model(norm_first=norm_first).eval()
         # fresh norms leave mean 0 and variance 1 of whatever comes out of the last of them
         states = made.model.encoder(ids)[0]
-        decoded = made.model.decoder(ids, states)
+        decoded = made.model.decoder(ids, encoder_hidden_states=states)[0]
         for x in (states, decoded):
             torch.testing.assert_close(x.mean(-1), torch.zeros(1, 8), atol=1e-5, rtol=0)
             torch.testing.assert_close(x.var(-1, unbiased=False), torch.ones(1, 8), atol=1e-2, rtol=0)

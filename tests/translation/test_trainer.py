@@ -90,7 +90,7 @@ def test_each_seed_has_weights_of_its_own(small_recipe, tmp_path) -> None:
     weights = []
     for number, seed in enumerate((1, 1, 2)):
         model = train(small_recipe(**settings, seed=seed), tmp_path / str(number))
-        weights.append(load_file(model / "model.safetensors")["shared.weight"])
+        weights.append(load_file(model / "model.safetensors")["model.shared.weight"])
     assert torch.equal(weights[0], weights[1])
     assert not torch.allclose(weights[0], weights[2], atol=0.1)
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from relpos.decompose import Parts, by_distance, decompose
 from relpos.nn import AttentionCache, RelativeMultiheadAttention
+from relpos.nn._core import AttentionCore
+from relpos.nn._masks import merge_masks
 from relpos.nn._nested_tensors import padded
 
 # keeps 0 / 0 at 0 in a layer where no query has a key
@@ -59,7 +61,8 @@ def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
     """Observe every layer with relative positions while `run()` calls the model.
 
     Args:
-        model: a module with `relpos.nn.RelativeMultiheadAttention` inside; layers without tables are skipped.
+        model: a module with `relpos.nn.RelativeMultiheadAttention` inside, or the translator's model; layers
+            without tables are skipped.
         run: calls the model once or more; its result is ignored. Observations exclude dropout, so put the
             model in eval mode to observe the weights that it uses.
     Returns:
@@ -74,6 +77,9 @@ def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
         for name, module in model.named_modules():
             if isinstance(module, RelativeMultiheadAttention) and module.is_relative:
                 handles.append(module.register_forward_pre_hook(_lend_cache, with_kwargs=True))
+                handles.append(module.register_forward_hook(_recorder(name, seen), with_kwargs=True))
+            elif isinstance(module, AttentionCore):
+                name = name.rpartition(".")[0]
                 handles.append(module.register_forward_hook(_recorder(name, seen), with_kwargs=True))
         run()
     finally:
@@ -114,15 +120,34 @@ def _lend_cache(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tupl
 def _recorder(name: str, seen: list[Observation]) -> Callable[[nn.Module, tuple, dict, object], None]:
     @torch.no_grad()
     def record(module: nn.Module, args: tuple, kwargs: dict, _output: object) -> None:
-        assert isinstance(module, RelativeMultiheadAttention)
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         bound.apply_defaults()
-        seen.append(_look(name, module, bound.arguments))
+        given = bound.arguments
+        if isinstance(module, RelativeMultiheadAttention):
+            seen.append(_look(name, _call_of_module(module, given)))
+        elif given["rel_k"] is not None or given["rel_v"] is not None:
+            seen.append(_look(name, _call_of_core(given)))
 
     return record
 
 
-def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) -> Observation:
+@dataclass(frozen=True)
+class _Call:
+    """One call, as `relative_attention` takes it; and padding, bool [batch, key], True = padding."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rel_k: Tensor | None
+    rel_v: Tensor | None
+    max_distance: tuple[int, int]
+    start: int
+    attn_mask: Tensor | None
+    is_causal: bool
+    padding: Tensor | None
+
+
+def _call_of_module(module: RelativeMultiheadAttention, given: dict[str, Any]) -> _Call:
     query, key, value, padding = (given[name] for name in ("query", "key", "value", "key_padding_mask"))
     if query.is_nested:
         query, key, value, padding = padded(query, key, value)
@@ -135,23 +160,56 @@ def _look(name: str, module: RelativeMultiheadAttention, given: dict[str, Any]) 
         start, (key, value) = given["cache"].start, given["cache"].given
     if given["query_start"] is not None:
         start = _one_start(given["query_start"])
-    # merged by the module itself, so that the observation uses the same mask
-    mask = module.merge_masks(given["attn_mask"], padding, batch=query.shape[0])
-    rel_k, rel_v = module.relative_position_keys, module.relative_position_values
-    with torch.autocast(query.device.type, enabled=False):
+    assert module.max_distance is not None
+    sizes = {"batch": query.shape[0], "num_heads": module.num_heads}
+    return _Call(
+        query,
+        key,
+        value,
+        module.relative_position_keys,
+        module.relative_position_values,
+        module.max_distance,
+        start,
+        # merged as the module does, so that the observation uses the same mask
+        attn_mask=merge_masks(given["attn_mask"], padding, **sizes),
+        is_causal=given["is_causal"],
+        padding=padding if padding is not None and padding.dtype == torch.bool else None,
+    )
+
+
+def _call_of_core(given: dict[str, Any]) -> _Call:
+    mask = given["attn_mask"]
+    # a mask that is the same for every query hides padding
+    is_padding = mask is not None and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1)
+    start = given["query_start"]
+    return _Call(
+        given["query"],
+        given["key"],
+        given["value"],
+        given["rel_k"],
+        given["rel_v"],
+        given["max_distance"],
+        0 if start is None else _one_start(start),
+        attn_mask=mask,
+        is_causal=given["is_causal"],
+        padding=~mask[:, 0, 0] if is_padding else None,
+    )
+
+
+def _look(name: str, call: _Call) -> Observation:
+    with torch.autocast(call.query.device.type, enabled=False):
         parts = decompose(
-            query,
-            key,
-            value,
-            rel_k,
-            rel_v,
-            max_distance=module.max_distance,
-            query_start=start,
-            attn_mask=mask,
-            is_causal=given["is_causal"],
+            call.query,
+            call.key,
+            call.value,
+            call.rel_k,
+            call.rel_v,
+            max_distance=call.max_distance,
+            query_start=call.start,
+            attn_mask=call.attn_mask,
+            is_causal=call.is_causal,
         )
-        counted = _counted(parts, padding, start)
-        return _summary(name, module, parts, value, counted, start)
+        return _summary(name, call, parts)
 
 
 def _one_start(query_start: int | Tensor) -> int:
@@ -164,39 +222,32 @@ def _one_start(query_start: int | Tensor) -> int:
     return int(starts[0])
 
 
-def _counted(parts: Parts, padding: Tensor | None, start: int) -> Tensor:
+def _counted(parts: Parts, call: _Call) -> Tensor:
     """The allowed pairs whose query is no padding, bool [batch, heads, query, key]."""
-    if padding is None or padding.dtype != torch.bool:
+    if call.padding is None:
         return parts.allowed
     num_queries = parts.weights.shape[2]
-    return parts.allowed & ~padding[:, None, start : start + num_queries, None]
+    return parts.allowed & ~call.padding[:, None, call.start : call.start + num_queries, None]
 
 
-def _summary(
-    name: str,
-    module: RelativeMultiheadAttention,
-    parts: Parts,
-    value: Tensor,
-    counted: Tensor,
-    start: int,
-) -> Observation:
-    assert module.max_distance is not None
-    dtype, rel_v = parts.weights.dtype, module.relative_position_values
-    sides: dict[str, Any] = {"max_distance": module.max_distance, "query_start": start, "where": counted}
+def _summary(name: str, call: _Call, parts: Parts) -> Observation:
+    dtype, rel_v = parts.weights.dtype, call.rel_v
+    counted = _counted(parts, call)
+    sides: dict[str, Any] = {"max_distance": call.max_distance, "query_start": call.start, "where": counted}
     pairs = by_distance(torch.ones_like(parts.weights), reduction="sum", **sides)
     attention = by_distance(parts.weights, reduction="sum", **sides)
 
     norms = None if rel_v is None else torch.atleast_2d(rel_v.detach().to(dtype).norm(dim=-1))
     from_values = by_distance(
-        parts.weights * value.to(dtype).norm(dim=-1)[:, :, None], reduction="sum", **sides
+        parts.weights * call.value.to(dtype).norm(dim=-1)[:, :, None], reduction="sum", **sides
     )
     from_table = torch.zeros_like(attention) if norms is None else attention * norms
     share = from_table / (from_values + from_table).clamp_min(_TINY)
     return Observation(
         layer=name,
-        left=module.max_distance[0],
-        right=module.max_distance[1],
-        query_start=start,
+        left=call.max_distance[0],
+        right=call.max_distance[1],
+        query_start=call.start,
         content_logits=parts.content_logits.cpu(),
         position_logits=parts.position_logits.cpu(),
         weights=parts.weights.cpu(),
@@ -207,5 +258,5 @@ def _summary(
         weight_by_distance=(attention / attention.sum(-1, keepdim=True).clamp_min(_TINY)).cpu(),
         position_share=share.masked_fill(pairs == 0, float("nan")).cpu(),
         rel_v_norms=None if norms is None else norms.cpu(),
-        has_rel_k=module.relative_position_keys is not None,
+        has_rel_k=call.rel_k is not None,
     )

@@ -74,11 +74,6 @@ def check_sequence(
 ) -> None:
     """Refuse anything but [batch, length, width] or [length, width] with the dtype and device of `weight`."""
     _check_tensor(name, x)
-    if x.is_nested or x.layout != torch.strided:
-        raise TypeError(
-            f"{name} must be a dense tensor; got {'a nested one' if x.is_nested else x.layout}. "
-            "Pad it, and give a padding mask."
-        )
     if x.dim() not in (2, 3):
         batched = "[batch, length, " if batch_first else "[length, batch, "
         raise ValueError(
@@ -129,6 +124,13 @@ def check_together(
             f"{name} must have the length of {other_name} = {other.shape[length_at]}; "
             f"got {x.shape[length_at]}. Each key has one value."
         )
+
+
+def check_dense(name: str, x: Tensor, advice: str) -> None:
+    """Refuse nested and sparse tensors."""
+    if x.is_nested or x.layout != torch.strided:
+        found = f"a nested one of layout {x.layout}" if x.is_nested else x.layout
+        raise TypeError(f"{name} must be a dense tensor; got {found}. {advice}")
 
 
 def check_flag(name: str, flag: object) -> None:
@@ -183,6 +185,7 @@ def refuse_appended_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:
 def _check_tensor(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor; got {type(x).__name__}. Make it a tensor.")
+    check_dense(name, x, "Pad it, and give a padding mask.")
 
 
 def _is_autocast(x: Tensor) -> bool:

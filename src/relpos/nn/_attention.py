@@ -59,16 +59,18 @@ class RelativeMultiheadAttention(nn.Module):
     [heads, labels, d_k] per head, with labels = left + right + 1; row `left` is distance 0. All other
     parameters have the names and shapes of `torch.nn.MultiheadAttention`. Its state dict loads; the tables
     then keep their values. Tables are initialized Xavier-uniform: the paper does not state its choice.
+    `bias_k` and `bias_v` are None, and `add_zero_attn` is False.
 
     Raises:
         ValueError: a size, probability or distance is out of range, or no backend has this name.
         TypeError: max_distance is missing, or an argument has the wrong type.
     """
 
-    # torch.nn.TransformerEncoderLayer reads this: if True, it computes attention itself from the weights
-    # below, without positions
-    _qkv_same_embed_dim = False
+    # of torch's code that reads it
+    add_zero_attn = False
 
+    bias_k: None
+    bias_v: None
     in_proj_weight: Tensor | None
     q_proj_weight: Tensor | None
     k_proj_weight: Tensor | None
@@ -122,6 +124,11 @@ class RelativeMultiheadAttention(nn.Module):
         for name, is_wanted in zip(_TABLES, (relative_keys, relative_values), strict=True):
             table = nn.Parameter(torch.empty(table_shape, **options)) if labels and is_wanted else None
             self.register_parameter(name, table)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, None)
+        # in torch.nn: whether in_proj_weight holds all three. torch.nn.TransformerEncoderLayer then computes
+        # attention from it, without positions; so it is False where there are any
+        self._qkv_same_embed_dim = self.in_proj_weight is not None and not self.is_relative
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -219,7 +226,7 @@ class RelativeMultiheadAttention(nn.Module):
         if query_start is not None:
             check_start(query_start, query)
         q, k, v = self._heads(query, key, value, cache)
-        mask = self.merge_masks(attn_mask, key_padding_mask, batch=q.shape[0])
+        mask = merge_masks(attn_mask, key_padding_mask, batch=q.shape[0], num_heads=self.num_heads)
         k, v, limits = positions.trim(k, v, mask)
         limits |= {"is_causal": is_causal, "max_distance": self.max_distance if self.is_relative else None}
         rel_k, rel_v = self.relative_position_keys, self.relative_position_values
@@ -272,10 +279,11 @@ class RelativeMultiheadAttention(nn.Module):
         return x.shape[1] if x.dim() == 3 and self.batch_first else x.shape[0]
 
     def merge_masks(
-        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, *, batch: int
-    ) -> Tensor | None:
-        """Merge torch.nn's two masks (bool: True = hidden) into one of SDPA (bool: True = may attend)."""
-        return merge_masks(attn_mask, key_padding_mask, batch=batch, num_heads=self.num_heads)
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor
+    ) -> tuple[Tensor | None, int | None]:
+        """`torch.nn.MultiheadAttention.merge_masks`: `torch.nn.TransformerEncoderLayer` calls it."""
+        theirs: Any = nn.MultiheadAttention.merge_masks
+        return theirs(self, attn_mask, key_padding_mask, query)
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project query, key, value [batch, length, width] to [batch, heads, length, head_dim]."""
@@ -291,6 +299,13 @@ class RelativeMultiheadAttention(nn.Module):
         rank = next(table.dim() for table in tables if table is not None)
         relative = f"max_distance={self.max_distance}, relative {' and '.join(names)}"
         return f"{sizes}, {relative}{', per head' if rank == 3 else ''}"
+
+    def __prepare_scriptable__(self) -> None:
+        """Refuse `torch.jit.script`, which calls this on each module inside the one that it is given."""
+        raise TypeError(
+            "torch.jit.script cannot compile RelativeMultiheadAttention, since caches are objects of Python. "
+            "Use torch.export or torch.compile, or torch.jit.trace."
+        )
 
     def _projections(self) -> Projections:
         separate = None

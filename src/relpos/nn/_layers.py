@@ -41,6 +41,10 @@ class RelativeTransformerEncoderLayer(nn.Module):
         max_distance: k, or (left, right), in tokens; distances beyond share one row. Required: None means no
             relative positions.
         relative_keys, relative_values, relative_per_head, backend: as in `RelativeMultiheadAttention`.
+
+    Submodules have torch's names: `dropout` is the one inside the feed-forward network, and `dropout1` and
+    `dropout2` act on the outputs of the two blocks.
+
     Raises:
         ValueError, TypeError: as `RelativeMultiheadAttention`; or the activation is unknown.
     """
@@ -89,10 +93,11 @@ class RelativeTransformerEncoderLayer(nn.Module):
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **options)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)
         self.activation = _activation(activation)
-        self.activation_dropout = nn.Dropout(dropouts["activation_dropout"])
+        self.dropout = nn.Dropout(dropouts["activation_dropout"])
         self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout1 = nn.Dropout(dropout)
+        self.dropout2 = nn.Dropout(dropout)
         self.norm_first = norm_first
 
     def forward(
@@ -103,11 +108,13 @@ class RelativeTransformerEncoderLayer(nn.Module):
         is_causal: bool = False,
         *,
         cache: AttentionCache | None = None,
-    ) -> Tensor:
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Transform `src`; same shape. Masks as in `torch.nn.TransformerEncoderLayer`.
 
         With `cache`, `src` is the next chunk of the sequence, of any length, as in a causal language model or
-        a streaming encoder.
+        a streaming encoder. With `need_weights`, returns (output, weights), the weights of
+        `RelativeMultiheadAttention` for each head, [batch, heads, query, key].
 
         Raises:
             ValueError, TypeError: as `RelativeMultiheadAttention`, with the argument names of this method.
@@ -115,14 +122,19 @@ class RelativeTransformerEncoderLayer(nn.Module):
         names = ("src_mask", "src_key_padding_mask")
         check_self(self.self_attn, "src", src, names, (src_mask, src_key_padding_mask), cache)
         check_flag("is_causal", is_causal)
+        check_flag("need_weights", need_weights)
+        weights: list[Tensor] = []
 
         def attend(x: Tensor) -> Tensor:
-            return self.self_attn(
-                x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal, cache=cache
-            )[0]
+            out, found = self.self_attn(
+                x, x, x, src_key_padding_mask, need_weights, src_mask, False, is_causal, cache=cache
+            )
+            weights.append(found)
+            return out
 
-        x = _residual(src, attend, self.norm1, self.dropout, self.norm_first)
-        return _residual(x, lambda y: _feed_forward(self, y), self.norm2, self.dropout, self.norm_first)
+        x = _residual(src, attend, self.norm1, self.dropout1, self.norm_first)
+        x = _residual(x, lambda y: _feed_forward(self, y), self.norm2, self.dropout2, self.norm_first)
+        return (x, weights[0]) if need_weights else x
 
 
 class RelativeTransformerDecoderLayer(nn.Module):
@@ -188,11 +200,13 @@ class RelativeTransformerDecoderLayer(nn.Module):
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **options)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **options)
         self.activation = _activation(activation)
-        self.activation_dropout = nn.Dropout(dropouts["activation_dropout"])
+        self.dropout = nn.Dropout(dropouts["activation_dropout"])
         self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
         self.norm3 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout1 = nn.Dropout(dropout)
+        self.dropout2 = nn.Dropout(dropout)
+        self.dropout3 = nn.Dropout(dropout)
         self.norm_first = norm_first
 
     def forward(
@@ -208,11 +222,13 @@ class RelativeTransformerDecoderLayer(nn.Module):
         *,
         cache: AttentionCache | None = None,
         memory_cache: AttentionCache | None = None,
-    ) -> Tensor:
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Transform `tgt`; same shape. Masks as in `torch.nn.TransformerDecoderLayer`.
 
         With `cache`, `tgt` is the next chunk of the sequence, of any length. `memory_cache` keeps the
-        projected memory for later steps.
+        projected memory for later steps. With `need_weights`, returns (output, weights of self-attention,
+        weights of cross-attention), both [batch, heads, query, key].
 
         Raises:
             ValueError, TypeError: as `RelativeMultiheadAttention`, with the argument names of this method;
@@ -221,6 +237,7 @@ class RelativeTransformerDecoderLayer(nn.Module):
         names = ("tgt_mask", "tgt_key_padding_mask")
         check_self(self.self_attn, "tgt", tgt, names, (tgt_mask, tgt_key_padding_mask), cache)
         self._check(tgt, memory, tgt_is_causal, memory_is_causal, cache, memory_cache)
+        check_flag("need_weights", need_weights)
         check_masks(
             ("memory_mask", "memory_key_padding_mask"),
             (memory_mask, memory_key_padding_mask),
@@ -231,26 +248,34 @@ class RelativeTransformerDecoderLayer(nn.Module):
             has_cache=memory_cache is not None,
         )
 
+        weights: list[Tensor] = []
+
         def attend(x: Tensor) -> Tensor:
-            return self.self_attn(
-                x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal, cache=cache
-            )[0]
+            out, found = self.self_attn(
+                x, x, x, tgt_key_padding_mask, need_weights, tgt_mask, False, tgt_is_causal, cache=cache
+            )
+            weights.append(found)
+            return out
 
         def attend_memory(x: Tensor) -> Tensor:
-            return self.multihead_attn(
+            out, found = self.multihead_attn(
                 x,
                 memory,
                 memory,
                 memory_key_padding_mask,
-                False,
+                need_weights,
                 memory_mask,
-                is_causal=memory_is_causal,
+                False,
+                memory_is_causal,
                 cache=memory_cache,
-            )[0]
+            )
+            weights.append(found)
+            return out
 
-        x = _residual(tgt, attend, self.norm1, self.dropout, self.norm_first)
-        x = _residual(x, attend_memory, self.norm2, self.dropout, self.norm_first)
-        return _residual(x, lambda y: _feed_forward(self, y), self.norm3, self.dropout, self.norm_first)
+        x = _residual(tgt, attend, self.norm1, self.dropout1, self.norm_first)
+        x = _residual(x, attend_memory, self.norm2, self.dropout2, self.norm_first)
+        x = _residual(x, lambda y: _feed_forward(self, y), self.norm3, self.dropout3, self.norm_first)
+        return (x, weights[0], weights[1]) if need_weights else x
 
     def _check(
         self,
@@ -342,7 +367,7 @@ def _activation(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tenso
 def _feed_forward(
     layer: RelativeTransformerEncoderLayer | RelativeTransformerDecoderLayer, x: Tensor
 ) -> Tensor:
-    return layer.linear2(layer.activation_dropout(layer.activation(layer.linear1(x))))
+    return layer.linear2(layer.dropout(layer.activation(layer.linear1(x))))
 
 
 def _residual(

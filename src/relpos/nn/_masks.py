@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos._inputs import FLOAT_DTYPES
+from relpos.nn._arguments import check_dense
 
 
 def check_masks(
@@ -95,6 +96,7 @@ def merge_masks(
 def _check_kind(name: str, mask: Tensor, meaning: str, query: Tensor) -> None:
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a tensor or None; got {type(mask).__name__}. Make it a tensor.")
+    check_dense(name, mask, "Convert it with .to_dense(), or pad it if it is nested.")
     if mask.dtype != torch.bool and mask.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{name} must be bool (True = {meaning}) or float (added to the logits); got {mask.dtype}. "

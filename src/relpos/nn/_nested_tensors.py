@@ -1,6 +1,7 @@
 """Nested tensors: `torch.nn.TransformerEncoder` passes them to its layers in eval mode, without gradients.
 
-They have the layout torch.strided. Attention pads them, and removes the padding from its output.
+They have the layout torch.strided. Attention pads them, and removes the padding from its output. Nothing else
+in `relpos.nn` takes a nested tensor, and nothing one of layout torch.jagged.
 """
 
 import torch
@@ -8,10 +9,13 @@ from torch import Tensor
 
 
 def are_nested_alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether all three are nested tensors, in the layout torch.strided, with the same lengths."""
+    """Whether all three are nested tensors of sequences, layout torch.strided, with the same lengths."""
     if not all(
         isinstance(x, Tensor) and x.is_nested and x.layout == torch.strided for x in (query, key, value)
     ):
+        return False
+    # padding would fill up a sequence that is narrower than others
+    if not all(x.dim() == 3 and len(_sizes(x)[:, 1].unique()) == 1 for x in (query, key, value)):
         return False
     return all(x is query or torch.equal(_lengths(x), _lengths(query)) for x in (key, value))
 
@@ -33,4 +37,9 @@ def nested_like(out: Tensor, padding: Tensor) -> Tensor:
 
 def _lengths(x: Tensor) -> Tensor:
     """The length of each sequence in tokens, [batch]."""
-    return x._nested_tensor_size()[:, 0].to(x.device)
+    return _sizes(x)[:, 0].to(x.device)
+
+
+def _sizes(x: Tensor) -> Tensor:
+    """Length and width of each sequence, [batch, 2]."""
+    return x._nested_tensor_size()

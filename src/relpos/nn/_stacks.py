@@ -37,8 +37,8 @@ class RelativeTransformerEncoder(nn.Module):
             `torch.nn.TransformerEncoder`.
         num_layers: number of layers.
         norm: applied to the output; layers with norm_first=True need it.
-        enable_nested_tensor, mask_check: accepted for compatibility with torch.nn, and ignored: padding is
-            never removed, and outputs at padding are not zeroed.
+        enable_nested_tensor, mask_check: kept as attributes for code that reads them, and ignored: padding
+            is never removed, and outputs at padding are not zeroed. `use_nested_tensor` is False.
     Raises:
         TypeError, ValueError: encoder_layer, norm or num_layers has the wrong type, or num_layers is below 1.
     """
@@ -56,6 +56,8 @@ class RelativeTransformerEncoder(nn.Module):
         self.layers = nn.ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))
         self.num_layers = num_layers
         self.norm = norm
+        self.enable_nested_tensor, self.use_nested_tensor = enable_nested_tensor, False
+        self.mask_check = mask_check
 
     def forward(
         self,
@@ -65,7 +67,8 @@ class RelativeTransformerEncoder(nn.Module):
         is_causal: bool | None = None,
         *,
         caches: Sequence[AttentionCache] | None = None,
-    ) -> Tensor:
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
         """Transform `src`; same shape.
 
         Args:
@@ -77,13 +80,14 @@ class RelativeTransformerEncoder(nn.Module):
                 whether `mask` is causal, which is not needed here.
             caches: one for each layer, from `make_caches`. `src` is then the next chunk, of any length, and
                 masks count all tokens in the cache.
+            need_weights: return (output, weights), a tuple with the weights of each layer.
         Raises:
             ValueError, TypeError: as the layers.
         """
         check_caches("caches", caches, self.num_layers)
         names, cache = ("mask", "src_key_padding_mask"), None if caches is None else caches[0]
         check_self(_attention(self), "src", src, names, (mask, src_key_padding_mask), cache)
-        x = src
+        x, weights = src, []
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,
@@ -91,8 +95,13 @@ class RelativeTransformerEncoder(nn.Module):
                 src_key_padding_mask,
                 _flag("is_causal", is_causal),
                 cache=None if caches is None else caches[index],
+                need_weights=need_weights,
             )
-        return x if self.norm is None else self.norm(x)
+            if need_weights:
+                x, found = x
+                weights.append(found)
+        x = x if self.norm is None else self.norm(x)
+        return (x, tuple(weights)) if need_weights else x
 
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
@@ -144,7 +153,8 @@ class RelativeTransformerDecoder(nn.Module):
         *,
         caches: Sequence[AttentionCache] | None = None,
         memory_caches: Sequence[AttentionCache] | None = None,
-    ) -> Tensor:
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Transform `tgt`; same shape.
 
         Args:
@@ -157,12 +167,14 @@ class RelativeTransformerDecoder(nn.Module):
             memory_is_causal: hide the memory after position i from token i; needs no memory_mask.
             caches, memory_caches: one for each layer, from `make_caches`. `tgt` is then the next chunk, of
                 any length, and its masks count all tokens in the cache.
+            need_weights: return (output, weights of self-attention, weights of cross-attention), two tuples
+                with the weights [batch, heads, query, key] of each layer.
         Raises:
             ValueError, TypeError: as the layers.
         """
         check_caches("caches", caches, self.num_layers)
         check_caches("memory_caches", memory_caches, self.num_layers)
-        x = tgt
+        x, weights, memory_weights = tgt, [], []
         for index, layer in enumerate(self.layers):
             x = layer(
                 x,
@@ -175,8 +187,14 @@ class RelativeTransformerDecoder(nn.Module):
                 memory_is_causal,
                 cache=None if caches is None else caches[index],
                 memory_cache=None if memory_caches is None else memory_caches[index],
+                need_weights=need_weights,
             )
-        return x if self.norm is None else self.norm(x)
+            if need_weights:
+                x, found, memory_found = x
+                weights.append(found)
+                memory_weights.append(memory_found)
+        x = x if self.norm is None else self.norm(x)
+        return (x, tuple(weights), tuple(memory_weights)) if need_weights else x
 
     def make_caches(
         self, *, batch: int | None = None, capacity: int | None = None
@@ -276,19 +294,29 @@ class RelativeTransformer(nn.Module):
         src_is_causal: bool | None = None,
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
-    ) -> Tensor:
+        *,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor | tuple[Tensor, ...], ...]:
         """Transform `tgt`; same shape. Arguments as in `torch.nn.Transformer`, True = hidden.
 
-        To decode step by step, call `encoder` once, then `decoder` with caches.
+        To decode step by step, call `encoder` once, then `decoder` with caches. With `need_weights`, returns
+        (output, weights of the encoder, of the decoder, of its cross-attention), as the stacks do.
 
         Raises:
             ValueError, TypeError: as the layers.
         """
         check_together("tgt", tgt, "src", src, batch_first=self.batch_first)
+        check_flag("need_weights", need_weights)
+        # a custom part may not have this argument
+        asked = {"need_weights": True} if need_weights else {}
+        if need_weights:
+            _check_gives_weights("encoder", self.encoder, RelativeTransformerEncoder)
+            _check_gives_weights("decoder", self.decoder, RelativeTransformerDecoder)
         memory = self.encoder(
-            src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal
+            src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal, **asked
         )
-        return self.decoder(
+        memory, *weights = memory if need_weights else (memory,)
+        out = self.decoder(
             tgt,
             memory,
             tgt_mask=tgt_mask,
@@ -297,7 +325,9 @@ class RelativeTransformer(nn.Module):
             memory_key_padding_mask=memory_key_padding_mask,
             tgt_is_causal=tgt_is_causal,
             memory_is_causal=memory_is_causal,
+            **asked,
         )
+        return (out[0], *weights, *out[1:]) if need_weights else out
 
     @staticmethod
     def generate_square_subsequent_mask(
@@ -318,6 +348,14 @@ def _check_parts(
     check_count("num_layers", num_layers)
     if norm is not None and not isinstance(norm, nn.Module):
         raise TypeError(f"norm must be a module or None; got {type(norm).__name__}. Give nn.LayerNorm(...).")
+
+
+def _check_gives_weights(name: str, part: nn.Module, kind: type[nn.Module]) -> None:
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"need_weights must be False unless {name} is a {kind.__name__}; got True, and {name} is a "
+            f"{type(part).__name__}. Call encoder and decoder one by one."
+        )
 
 
 def _flag(name: str, flag: bool | None) -> bool:

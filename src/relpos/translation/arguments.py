@@ -10,8 +10,11 @@ from transformers.utils import logging
 
 _logger = logging.get_logger(__name__)
 
-# arguments that transformers hands from model to model; decorators and the layers read them
-_PASSED = ("output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch")
+# arguments that transformers hands from model to model, and those of `generate` that it hands on
+_PASSED = (
+    *("output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch"),
+    *("tokenizer", "assistant_tokenizer"),
+)
 _KNOWN = (
     *("input_ids", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask"),
     *("decoder_inputs_embeds", "encoder_outputs", "encoder_hidden_states", "encoder_attention_mask"),

@@ -23,6 +23,7 @@ from relpos.translation.strict_json import MEBIBYTE, read_object
 from relpos.translation.validators import Rule, check, dict_of, integer, shown
 
 _SEAL = "seal.json"
+CARD = "README.md"
 _SMALL = MEBIBYTE  # bytes; smaller files are compared completely
 _BLOCK = 4096
 _WEIGHTS = "model.safetensors"
@@ -115,6 +116,9 @@ def _changes(folder: Path, is_same: Callable[[Path, dict[str, Any]], bool]) -> l
     found = []
     for name, entry in read_seal(folder).items():
         path = folder / name
+        if name == CARD:
+            # for readers, who edit it
+            continue
         if not path.is_file():
             found.append(Change(path, True, "missing"))
         elif path.stat().st_size != entry["bytes"]:
@@ -154,12 +158,16 @@ def make_readable(folder: Path) -> None:
 def save_sealed(folder: Path, write: Callable[[Path], object]) -> None:
     """Fill a new folder with `write`, seal it, and replace `folder` by it; all or nothing.
 
-    Files in `folder` that its seal does not name are kept.
+    Files in `folder` that its seal does not name are kept, and a model card that was edited.
     """
     before = sealed_names(folder) | {_SEAL}
+    card = folder / CARD
+    is_edited = card.is_file() and not (CARD in before and _is_alike(card, read_seal(folder)[CARD]))
 
     def write_sealed(draft: Path) -> None:
         write(draft)
+        if is_edited:
+            shutil.copy(card, draft)
         seal(draft)
         make_readable(draft)
 

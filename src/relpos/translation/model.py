@@ -14,6 +14,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from relpos.translation.arguments import check_labels, check_one_input, refuse_unknown
+from relpos.translation.attention import cached_length, check_key_mask, seen_by_any
 from relpos.translation.config import RelposConfig
 from relpos.translation.pretrained import RelposPreTrainedModel
 from relpos.translation.stacks import RelposDecoder, RelposEncoder
@@ -81,9 +82,9 @@ class RelposModel(RelposPreTrainedModel):
         refuse_unknown(kwargs)
         asked = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
         asked = {name: value for name, value in asked.items() if value is not None} | {"return_dict": True}
-        check_one_input(
-            "decoder_input_ids", decoder_input_ids, "decoder_inputs_embeds", decoder_inputs_embeds
-        )
+        target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
+        names = ("decoder_input_ids", "decoder_inputs_embeds")
+        check_one_input(names[0], decoder_input_ids, names[1], decoder_inputs_embeds)
         if encoder_outputs is None:
             encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **asked)
         elif input_ids is not None or inputs_embeds is not None:
@@ -94,11 +95,13 @@ class RelposModel(RelposPreTrainedModel):
             encoded = encoder_outputs
         else:
             encoded = BaseModelOutput(*encoder_outputs[:3])
+        assert target is not None
+        _check_masks(encoded[0], attention_mask, target, decoder_attention_mask, cache)
         out = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
             encoded.last_hidden_state,
-            attention_mask,
+            seen_by_any(attention_mask),
             cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -114,6 +117,25 @@ class RelposModel(RelposPreTrainedModel):
             encoder_hidden_states=encoded.hidden_states,
             encoder_attentions=encoded.attentions,
         )
+
+
+def _check_masks(
+    source: Tensor,
+    source_mask: Tensor | None,
+    target: Tensor,
+    target_mask: Tensor | None,
+    cache: Cache | None,
+) -> None:
+    """Refuse masks by the names that they have here; encoder and decoder have others."""
+    batch, length = source.shape[:2]
+    sizes: dict[str, Any] = {"batch": batch, "num_queries": length, "num_keys": length}
+    check_key_mask("attention_mask", source_mask, is_source=True, **sizes)
+    if target_mask is None:
+        return
+    start, chunk = cached_length(cache), target.shape[1]
+    sizes = {"batch": target.shape[0], "num_queries": chunk}
+    sizes["num_keys"] = None if isinstance(start, Tensor) else start + chunk
+    check_key_mask("decoder_attention_mask", target_mask, is_source=False, **sizes)
 
 
 class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):

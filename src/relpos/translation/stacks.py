@@ -10,7 +10,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from relpos.translation.arguments import check_one_input, refuse_unknown, resolve_use_cache
-from relpos.translation.attention import RelposAttention, cached_length, key_mask
+from relpos.translation.attention import RelposAttention, cached_length, check_key_mask, key_mask
 from relpos.translation.config import RelposConfig
 from relpos.translation.layers import RelposDecoderLayer, RelposEncoderLayer
 from relpos.translation.positions import add_positions, position_ids
@@ -23,7 +23,8 @@ class _Stack(RelposPreTrainedModel):
     def __init__(self, config: RelposConfig, vocab_size: int) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
-        is_learned = config.absolute_positions == "learned"
+        self.scale, self.absolute = math.sqrt(config.d_model), config.absolute_positions
+        is_learned = self.absolute == "learned"
         self.embed_positions = nn.Embedding(config.max_positions, config.d_model) if is_learned else None
         self.dropout = nn.Dropout(config.dropout)
         is_needed = config.norm_first
@@ -41,8 +42,8 @@ class _Stack(RelposPreTrainedModel):
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_tokens(input_ids)
-        x = inputs_embeds * math.sqrt(self.config.d_model)
-        if self.config.absolute_positions != "none":
+        x = inputs_embeds * self.scale
+        if self.absolute != "none":
             batch, length = x.shape[:2]
             places = position_ids(mask, batch=batch, length=length, start=start, device=x.device)
             x = add_positions(x, self.embed_positions, places)
@@ -86,7 +87,10 @@ class RelposEncoder(_Stack):
         check_one_input("input_ids", input_ids, "inputs_embeds", inputs_embeds)
         x = self._embedded(input_ids, inputs_embeds, attention_mask)
         batch, length = x.shape[:2]
-        mask = key_mask("attention_mask", attention_mask, batch=batch, num_queries=length, num_keys=length)
+        check_key_mask(
+            "attention_mask", attention_mask, batch=batch, num_queries=length, num_keys=length, is_source=True
+        )
+        mask = key_mask(attention_mask)
         weights = self._wants_weights(kwargs)
         for layer in self.layers:
             x = layer(x, mask, output_attentions=weights)
@@ -146,11 +150,12 @@ class RelposDecoder(_Stack):
         batch, chunk = x.shape[:2]
         end = None if isinstance(start, Tensor) else start + chunk
         sizes: dict[str, Any] = {"batch": batch, "num_queries": chunk}
-        mask = key_mask("attention_mask", attention_mask, num_keys=end, **sizes)
-        memory_mask = None
+        check_key_mask("attention_mask", attention_mask, num_keys=end, is_source=False, **sizes)
         if encoder_hidden_states is not None:
             source = encoder_hidden_states.shape[1]
-            memory_mask = key_mask("encoder_attention_mask", encoder_attention_mask, num_keys=source, **sizes)
+            name = "encoder_attention_mask"
+            check_key_mask(name, encoder_attention_mask, num_keys=source, is_source=True, **sizes)
+        mask, memory_mask = key_mask(attention_mask), key_mask(encoder_attention_mask)
         is_whole = attention_mask is not None and attention_mask.dim() == 4
         weights = self._wants_weights(kwargs)
         for layer in self.layers:

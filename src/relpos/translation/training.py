@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerFast, Seq2SeqTrainingArguments, set_seed
 
 from relpos.translation.checkpoints import (
+    CARD,
     average_weights,
     is_sealed,
     save_sealed,
@@ -26,6 +27,7 @@ from relpos.translation.checkpoints import (
 from relpos.translation.config import RelposConfig
 from relpos.translation.errors import InputError, Interrupted, first_line
 from relpos.translation.model import RelposForConditionalGeneration
+from relpos.translation.model_card import write_card
 from relpos.translation.preparation import Prepared, check_corpora, prepare
 from relpos.translation.recipe import Recipe, located, write_recipe
 from relpos.translation.runs import (
@@ -273,6 +275,7 @@ def _write_model(trainer: RelposTrainer, recipe: Recipe, checkpoint: Path, draft
     generation.save_pretrained(draft)
     save_tokenizer(trainer.processing_class, draft)
     write_recipe(recipe, draft / "recipe.yaml")
+    write_card(recipe, draft / CARD)
 
 
 def _saving_failed(run: Path, error: OSError) -> str:
