@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_model import model, tokens
 from transformers import AutoModel, AutoModelForSeq2SeqLM
+from transformers.modeling_utils import LoadStateDictConfig
 
 from relpos.translation.errors import ModelFolderError
 from relpos.translation.model import RelposForConditionalGeneration, RelposModel
@@ -209,6 +210,20 @@ def test_a_model_on_disk_is_saved_whole(tmp_path: Path) -> None:
     assert again.state_dict().keys() == true.keys()
     for name, weight in again.state_dict().items():
         assert torch.equal(weight, true[name]), name
+
+
+def test_weights_of_an_adapter_are_loaded_as_transformers_does_it() -> None:
+    made = model().float()
+    name = "model.encoder.layers.0.fc1.weight"
+    found, _ = made._load_pretrained_model(
+        model=made,
+        state_dict={name: torch.ones(24, 16)},
+        checkpoint_files=None,
+        load_config=LoadStateDictConfig(dtype=torch.float32),
+        expected_keys=[name],
+    )
+    assert name not in found.missing_keys
+    assert torch.equal(made.get_parameter(name), torch.ones(24, 16))
 
 
 def offloaded_to_memory(made, folder: Path):

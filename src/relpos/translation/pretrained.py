@@ -142,14 +142,14 @@ class RelposPreTrainedModel(PreTrainedModel):
 
     @staticmethod
     def _load_pretrained_model(
-        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *arguments: Any
+        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *arguments: Any, **options: Any
     ) -> Any:
         # weights that stay on disk are left in the model's files; transformers would write them a second time
         if isinstance(state_dict, FolderWeights):
             checkpoint_files, index = state_dict.files_in_place()
             load_config = dataclasses.replace(load_config, sharded_metadata=index)
         info, places = PreTrainedModel._load_pretrained_model(
-            model, state_dict, checkpoint_files, load_config, *arguments
+            model, state_dict, checkpoint_files, load_config, *arguments, **options
         )
         for name, source in model.all_tied_weights_keys.items():
             if places and source in places:
