@@ -9,7 +9,8 @@ def for_accelerate(device_map: dict[str, Any], model: nn.Module, *, shared: dict
     """The device map as accelerate can follow it.
 
     accelerate cannot load a weight of several names that is on disk by one of them and in memory by another,
-    so it is in memory by all; nor a part in memory that holds a part on disk, so the outer part is split.
+    so it is in memory by all; nor a part in memory that holds one on disk, so a part that holds others is
+    split into its own parts.
 
     Args:
         device_map: the device of each part, by the part's name; "disk" for weights that stay in files.
