@@ -47,7 +47,8 @@ def resolve_use_cache(model: PreTrainedModel, use_cache: bool | None, cache: Cac
     """Whether to make a cache if none is given; by default the configuration says it, but for training.
 
     Raises:
-        ValueError: there is a cache, and use_cache is False.
+        ValueError: there is a cache, and use_cache is False, or gradient checkpointing trains, for which
+            layers run without it.
     """
     if use_cache is False and cache is not None:
         raise ValueError(
@@ -55,9 +56,16 @@ def resolve_use_cache(model: PreTrainedModel, use_cache: bool | None, cache: Cac
             "Leave out one of them."
         )
     is_training = model.training and torch.is_grad_enabled()
+    is_checkpointing = is_training and getattr(model, "gradient_checkpointing", False)
+    length = 0 if cache is None or not is_checkpointing else int(cache.get_seq_length())
+    if length:
+        raise ValueError(
+            f"cache must be None or empty while gradient checkpointing trains; got one of {length} tokens. "
+            "Leave it out, or call under torch.no_grad()."
+        )
     if use_cache is None:
         return bool(model.config.use_cache) and not is_training
-    if use_cache and is_training and getattr(model, "gradient_checkpointing", False):
+    if use_cache and is_checkpointing:
         _logger.warning_once("use_cache=True has no effect while gradient checkpointing trains.")
         return False
     return use_cache

@@ -178,6 +178,18 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
         """Replace the subword embeddings of the source, and of the target with one vocabulary."""
         self.model.set_input_embeddings(value)
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *arguments: Any, **options: Any
+    ) -> Any:
+        """Give the vocabulary this many subwords: that of the source, if the target has one of its own.
+
+        Arguments: as in transformers. Entries of a bias that are new are 0.
+        """
+        if self.config.target_vocab_size is not None:
+            # the output layer belongs to the target
+            return self.model.resize_token_embeddings(new_num_tokens, *arguments, **options)
+        return super().resize_token_embeddings(new_num_tokens, *arguments, **options)
+
     def create_masks_for_generate(self, *, attention_mask: Tensor | None, **arguments: Any) -> Tensor | None:
         """The mask [batch, target] for a static cache, of its whole capacity, so that shapes stay the same.
 

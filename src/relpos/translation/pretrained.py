@@ -1,5 +1,6 @@
 """What all models of the translator share: initial weights, kinds of attention, loading from a folder."""
 
+import dataclasses
 import math
 import os
 from typing import Any
@@ -11,9 +12,10 @@ from transformers import initialization as init
 
 from relpos.translation.attention import IMPLEMENTATIONS, RelposAttention
 from relpos.translation.config import RelposConfig
+from relpos.translation.device_maps import for_accelerate
 from relpos.translation.generation_settings import read_generation_settings
 from relpos.translation.model_folders import config_settings, local_folder, read_config
-from relpos.translation.weights import check_fit, read_header, read_weights
+from relpos.translation.weights import FolderWeights, check_fit, read_header, read_weights
 
 
 class RelposPreTrainedModel(PreTrainedModel):
@@ -125,9 +127,31 @@ class RelposPreTrainedModel(PreTrainedModel):
         if cls.can_generate():
             generation = kwargs.pop("generation_config", None)
             kwargs["generation_config"] = generation or read_generation_settings(folder, config)
+        if isinstance(kwargs.get("device_map"), dict):
+            with torch.device("meta"):
+                model = cls(config)
+            kwargs["device_map"] = for_accelerate(
+                kwargs["device_map"], model, shared=model.all_tied_weights_keys
+            )
         loaded = super().from_pretrained(
             None, *model_args, config=config, state_dict=read_weights(header), **kwargs
         )
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.name_or_path = model.config.name_or_path = str(name)
         return loaded
+
+    @staticmethod
+    def _load_pretrained_model(
+        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        # weights that stay on disk are left in the model's files; transformers would write them a second time
+        if isinstance(state_dict, FolderWeights):
+            checkpoint_files, index = state_dict.files_in_place()
+            load_config = dataclasses.replace(load_config, sharded_metadata=index)
+        info, places = PreTrainedModel._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *arguments, **options
+        )
+        for name, source in model.all_tied_weights_keys.items():
+            if places and source in places:
+                places.setdefault(name, places[source])
+        return info, places

@@ -35,6 +35,24 @@ class Header:
         return is_first_format(self.shapes)
 
 
+class FolderWeights(dict[str, Tensor]):
+    """Weights by name, with the header of the files that they were read from."""
+
+    def __init__(self, weights: dict[str, Tensor], header: Header) -> None:
+        super().__init__(weights)
+        self.header = header
+
+    def files_in_place(self) -> tuple[list[str] | None, dict[str, dict[str, str]] | None]:
+        """The files that hold these weights as they are, and the index that names the file of each.
+
+        Both None if the weights were converted.
+        """
+        if self.header.is_old:
+            return None, None
+        paths = dict.fromkeys(map(str, self.header.files.values()))
+        return [*paths], {"weight_map": {name: path.name for name, path in self.header.files.items()}}
+
+
 def read_header(folder: Path) -> Header:
     """The names and shapes of the weights in `folder`, without reading the weights.
 
@@ -82,7 +100,7 @@ def check_fit(header: Header, config: RelposConfig, model: type[nn.Module]) -> N
         raise ModelFolderError(f"{header.source}: does not fit its config.json; weights {'; '.join(faults)}.")
 
 
-def read_weights(header: Header) -> dict[str, Tensor]:
+def read_weights(header: Header) -> FolderWeights:
     """The weights, memory-mapped from their files.
 
     Raises:
@@ -102,7 +120,7 @@ def read_weights(header: Header) -> dict[str, Tensor]:
             f"{header.source}: weights that are not finite (NaN or infinite): {list_names(broken)}; "
             "the training diverged. Use an earlier checkpoint."
         )
-    return convert_weights(weights) if header.is_old else weights
+    return FolderWeights(convert_weights(weights) if header.is_old else weights, header)
 
 
 def _part(name: str, told: dict[str, str]) -> str:
