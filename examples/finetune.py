@@ -9,7 +9,7 @@ from pathlib import Path
 import datasets
 import transformers as tf
 
-import relpos.translation.model  # noqa: F401 - the Auto classes then know relpos
+import relpos.translation  # noqa: F401 - the Auto classes then know relpos
 
 
 def read_pairs(path: Path) -> list[list[str]]:
