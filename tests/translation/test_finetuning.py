@@ -1,14 +1,17 @@
-"""The example of fine-tuning: it learns, what it saves is a model of relpos, wrong data is refused."""
+"""Fine-tuning as the example and the page show it: it learns, and what it saves is a model of relpos."""
 
 import importlib
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from relpos.cli import run
 from relpos.translation.config import RelposConfig
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:'pin_memory' argument:UserWarning", "ignore:`is_gradient_checkpointing`:FutureWarning"
 )
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
 WORDS = ("null", "eins", "zwei", "drei", "vier")
 PAIRS = [(f"{i} {j}", f"{WORDS[i]} {WORDS[j]}") for i in range(5) for j in range(5)]
 Tune = Callable[..., Path]
@@ -45,7 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tune(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tune:
     """Run the example, and return the folder of the tuned model."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     example = importlib.import_module("finetune")
 
     def call(*options: str, lines: list[str] | None = None) -> Path:
@@ -80,3 +83,28 @@ def test_a_line_that_is_no_pair_is_refused_by_its_number(tune, line) -> None:
     count = line.count("\t") + 1
     with pytest.raises(SystemExit, match=rf"line 2: must be source, tab, target; got {count} columns"):
         tune(lines=["1\teins", line])
+
+
+def test_functions_of_the_page_tune_adapt_merge_and_translate(base, tmp_path) -> None:
+    page = (ROOT / "docs" / "translator.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "translator.md", "exec"), names)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    settings = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 0.005}
+    given = {"per_device_train_batch_size": 5, "num_train_epochs": 20}
+    names["fine_tune"](model, tokenizer, PAIRS, str(tmp_path / "tuned"), **settings, **given)
+    assert names["translate"]("3 4", tmp_path / "tuned") == ["drei vier"]
+    # an adapter of a few updates, merged into a fresh copy
+    tuned = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned")
+    adapted = names["with_lora"](tuned, 4)
+    trainer = names["fine_tune"](adapted, tokenizer, PAIRS, str(tmp_path / "lora"), max_steps=3, **settings)
+    fresh = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned")
+    merged = names["load_merged"](fresh, tmp_path / "lora").eval()
+    assert isinstance(merged, RelposForConditionalGeneration)
+    batch = tokenizer(["3 4", "1 0"], return_tensors="pt")
+    batch["labels"] = tokenizer(["drei vier", "eins null"], return_tensors="pt", padding=True).input_ids
+    true = trainer.model.eval()(**batch).logits
+    torch.testing.assert_close(merged(**batch).logits, true, atol=1e-4, rtol=0)
+    untouched = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned").eval()
+    assert (untouched(**batch).logits - true).abs().max() > 0.01
