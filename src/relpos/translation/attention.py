@@ -203,22 +203,22 @@ def check_key_mask(
         return
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a tensor or None; got {type(mask).__name__}. Make it a tensor.")
+    # sizes become text in errors only: torch.compile would make a graph for each
     keys = "..." if num_keys is None else num_keys
-    two = f"[batch, key] = [{batch}, {keys}]"
     if mask.dim() not in (2, 4):
         raise ValueError(
-            f"{name} must be {two}, or [batch, heads, query, key]; got {list(mask.shape)}. "
-            "Give 1 for tokens and 0 for padding, cached tokens included."
+            f"{name} must be [batch, key] = [{batch}, {keys}], or [batch, heads, query, key]; got "
+            f"{list(mask.shape)}. Give 1 for tokens and 0 for padding, cached tokens included."
         )
     length = mask.shape[-1]
     is_wrong = num_keys is not None and (length != num_keys if is_source else length < num_keys)
     is_wrong |= mask.dim() == 4 and mask.shape[2] not in (1, num_queries)
     if mask.shape[0] not in (1, batch) or is_wrong:
-        four = f"[batch, heads, query, key] = [{batch}, ..., {num_queries}, {keys}]"
+        wanted = f"[batch, key] = [{batch}, {keys}]"
+        if mask.dim() == 4:
+            wanted = f"[batch, heads, query, key] = [{batch}, ..., {num_queries}, {keys}]"
         advice = "Mask all its tokens." if is_source else "It covers cached tokens too."
-        raise ValueError(
-            f"{name} must be {two if mask.dim() == 2 else four}; got {list(mask.shape)}. {advice}"
-        )
+        raise ValueError(f"{name} must be {wanted}; got {list(mask.shape)}. {advice}")
 
 
 def key_mask(mask: Tensor | None) -> Tensor | None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from relpos.translation.atomic_files import write_folder_atomic, write_text_atomic
 from relpos.translation.errors import InputError
 from relpos.translation.old_formats import convert_weights, is_first_format
+from relpos.translation.ownership import is_marked
 from relpos.translation.strict_json import MEBIBYTE, read_object
 from relpos.translation.validators import Rule, check, dict_of, integer, shown
 
@@ -193,7 +194,8 @@ def find_model(folder: Path) -> Path:
             kind = read_object(config).get("model_type")
             if kind != "relpos":
                 raise InputError(f"{place}: model_type must be 'relpos'; got {shown(kind)}.")
-            if place.name.startswith("checkpoint-") and not is_sealed(place):
+            is_of_run = place.name.startswith("checkpoint-") and is_marked(place.resolve().parents[1])
+            if is_of_run and not is_sealed(place):
                 raise InputError(f"{place}: this checkpoint was not saved completely. Use another.")
             return place
     if (folder / "checkpoints").is_dir():

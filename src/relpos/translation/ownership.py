@@ -20,13 +20,18 @@ FORMAT = 2  # 1: before folders were marked
 _MARK, _LOCK = "relpos.json", "relpos.lock"
 
 
+def is_marked(folder: Path) -> bool:
+    """Whether relpos has marked `folder` as its own."""
+    return os.path.lexists(folder / _MARK)
+
+
 def format_of(folder: Path, kind: str) -> int | None:
     """The format number of a folder that is marked as a `kind`; None without a mark.
 
     Raises:
         InputError: the mark cannot be read, is of another kind, or was written by a later relpos.
     """
-    if not os.path.lexists(folder / _MARK):
+    if not is_marked(folder):
         return None
     if (folder / _MARK).is_symlink():
         raise InputError(f"{folder / _MARK} must be a regular file; got a link. Choose another folder.")

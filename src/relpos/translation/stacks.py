@@ -83,6 +83,8 @@ class RelposEncoder(_Stack):
         Raises:
             ValueError: both inputs or none are given; a mask has a wrong size. TypeError: unknown argument.
         """
+        # generate hands on those that a Trainer gave it, which have no effect
+        kwargs.pop("labels", None)
         refuse_unknown(kwargs)
         check_one_input("input_ids", input_ids, "inputs_embeds", inputs_embeds)
         x = self._embedded(input_ids, inputs_embeds, attention_mask)
