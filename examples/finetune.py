@@ -13,7 +13,6 @@ import relpos.translation  # noqa: F401 - the Auto classes then know relpos
 
 
 def read_pairs(path: Path) -> list[list[str]]:
-    """[source, target] of each line."""
     pairs = [line.split("\t") for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
     for number, pair in enumerate(pairs, 1):
         if len(pair) != 2:
@@ -22,7 +21,6 @@ def read_pairs(path: Path) -> list[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, save, translate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="folder of a relpos model")
     parser.add_argument("pairs", type=Path, help="text file: source, tab, target")
@@ -32,9 +30,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank (needs peft)")
     parser.add_argument("--line", help="a line to translate afterwards")
     options = parser.parse_args(arguments)
-    pairs = read_pairs(options.pairs)
+    if options.out.exists():
+        parser.error(f"argument out: {options.out} must be a new folder; it exists. Name another.")
     model = tf.AutoModelForSeq2SeqLM.from_pretrained(options.model)
     tokenizer = tf.AutoTokenizer.from_pretrained(options.model)
+    pairs = read_pairs(options.pairs)
     rows = [{**tokenizer(source), "labels": tokenizer(target).input_ids} for source, target in pairs]
     data = datasets.Dataset.from_list(rows).train_test_split(0.1, seed=1)
     if options.lora:

@@ -85,6 +85,14 @@ def test_a_line_that_is_no_pair_is_refused_by_its_number(tune, line) -> None:
         tune(lines=["1\teins", line])
 
 
+def test_a_folder_that_exists_is_left_alone(tune, tmp_path, capsys) -> None:
+    (tmp_path / "tuned").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        tune()
+    assert "argument out" in capsys.readouterr().err
+    assert not list((tmp_path / "tuned").iterdir())
+
+
 def test_functions_of_the_page_tune_adapt_merge_and_translate(base, tmp_path) -> None:
     page = (ROOT / "docs" / "translator.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
