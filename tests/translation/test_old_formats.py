@@ -116,6 +116,18 @@ def test_a_folder_of_format_1_loads_without_its_output_layer(old, name) -> None:
         assert torch.equal(found[weight], true[weight]), weight
 
 
+def test_a_state_dict_of_format_1_loads_into_a_model(old) -> None:
+    folder = old("post_norm")
+    true, _ = load_model(folder)
+    made = RelposForConditionalGeneration(true.config)
+    # as transformers' own trainer loads a checkpoint
+    found = made.load_state_dict(load_file(folder / "model.safetensors"), False)
+    assert set(found.missing_keys) <= set(made.all_tied_weights_keys)
+    assert not found.unexpected_keys
+    for name, weight in made.state_dict().items():
+        torch.testing.assert_close(weight, true.state_dict()[name].float(), msg=name)
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_converted_folder_has_the_same_weights_tokens_and_logits(old, name, tmp_path) -> None:
     folder = old(name)

@@ -3,6 +3,7 @@
 With the output layer, which scores subwords, and without. Text is handled elsewhere.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from typing_extensions import Unpack
 from relpos.translation.arguments import check_labels, check_one_input, refuse_unknown
 from relpos.translation.attention import cached_length, check_key_mask, seen_by_any
 from relpos.translation.config import RelposConfig
+from relpos.translation.old_formats import convert_weights, is_first_format
 from relpos.translation.pretrained import RelposPreTrainedModel
 from relpos.translation.stacks import RelposDecoder, RelposEncoder
 
@@ -161,6 +163,14 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
 
     def _tied_names(self) -> dict[str, str]:
         return dict(self._tied_weights_keys) if self.config.tie_word_embeddings else {}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights by name, as in torch; those of an older format are converted."""
+        if is_first_format(state_dict):
+            state_dict = convert_weights(dict(state_dict))
+        return super().load_state_dict(state_dict, strict, assign)
 
     def get_encoder(self, modality: str | None = None) -> RelposEncoder:
         """The encoder, as `generate` asks for it."""
