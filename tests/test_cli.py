@@ -137,10 +137,10 @@ def test_missing_corpus_is_told(fault, tmp_path) -> None:
 
 
 def test_text_goes_in_and_out_line_by_line(relpos, numbers_run) -> None:
-    text = "twenty-one\n\nthree; ninety-nine\n   \nfive\n"
+    text = "twenty-one\n\nthree; ninety-nine\n   \nseven\n"
     code, out, errors = relpos("translate", numbers_run, stdin=text.encode())
     assert code == 0, errors
-    assert out == "einundzwanzig\n\ndrei; neunundneunzig\n\nfünf\n"
+    assert out == "einundzwanzig\n\ndrei; neunundneunzig\n\nsieben\n"
 
 
 def test_no_text_gives_no_text(relpos, numbers_run) -> None:

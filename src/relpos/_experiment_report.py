@@ -55,5 +55,5 @@ def _names(translator: Translator, ids: list[int]) -> list[str]:
 
 
 def _pictures_of(observations: list[Observation], tokens: list[str]) -> list[Picture]:
-    in_encoder = [observation for observation in observations if observation.layer.startswith("encoder")]
+    in_encoder = [observation for observation in observations if ".encoder." in f".{observation.layer}"]
     return [distances_picture(observations), attention_picture(in_encoder[0], tokens)]
