@@ -19,7 +19,7 @@ Trained with relpos: an encoder-decoder {positions}.
 relpos translate FOLDER < source.txt
 ```
 
-In transformers, `import relpos.translation` registers the model with the Auto classes; this folder holds no code:
+In transformers `import relpos.translation` registers the model with the Auto classes. The folder has no code:
 
 ```python
 import relpos.translation
