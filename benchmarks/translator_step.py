@@ -154,7 +154,7 @@ def step(trained: Trained, variant: Variant, batch: dict[str, Tensor]) -> None:
 
 @contextmanager
 def attending_by(attention: Attention) -> Iterator[None]:
-    """Every attention of relpos.nn by this function."""
+    """Every attention of the translator's model by this function."""
     with mock.patch.object(relpos.nn._core, "relative_attention", attention):
         yield
 

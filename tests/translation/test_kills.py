@@ -1,4 +1,4 @@
-"""Sixty kills at random moments: what is trained in the end is bit for bit that of an unbroken run."""
+"""Kills at any moment: what is trained in the end is bit for bit that of an unbroken run."""
 
 import importlib
 import multiprocessing
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from relpos.translation.checkpoints import verify
+from relpos.translation.checkpoints import is_sealed, seal, verify
 from relpos.translation.recipe import check_recipe
+from relpos.translation.run_cleanup import foreign_checkpoints, remove_checkpoint, remove_unfinished
 from relpos.translation.runs import has_begun
 from relpos.translation.training import train
 from small_runs import read_metrics, small_values
@@ -75,6 +76,37 @@ def _same_ends(run: Path, unbroken: Path) -> None:
         weights = folder / "model.safetensors"
         assert (run / weights).read_bytes() == (unbroken / weights).read_bytes()
     assert not list(run.rglob(".*"))  # no drafts
+
+
+def test_a_kill_while_a_checkpoint_is_removed_leaves_nothing_foreign(tmp_path, monkeypatch) -> None:
+    unlink, kills = Path.unlink, 0
+    for most in range(9):
+        run = tmp_path / str(most)
+        folder = run / "checkpoints" / "checkpoint-3"
+        names = ("config.json", "model.safetensors", "optimizer.pt", "trainer_state.json", "mine.txt")
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(name)
+        seal(folder, lambda name: name != "mine.txt")
+        left = [most]
+
+        def killed(path: Path, missing_ok: bool = False, left: list[int] = left) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            try:
+                remove_checkpoint(folder)
+            except KeyboardInterrupt:
+                kills += 1
+                assert not foreign_checkpoints(folder.parent)
+        if not is_sealed(folder):
+            remove_unfinished(run)
+            assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    assert 5 < kills < 9
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ class RelativeMultiheadAttention(nn.Module):
         TypeError: max_distance is missing, or an argument has the wrong type.
     """
 
-    # of torch's code that reads it
+    # torch's own code reads it
     add_zero_attn = False
 
     bias_k: None

@@ -5,6 +5,6 @@ Importing it registers the model with transformers' Auto classes.
 
 import sys
 
-# the command imports the model where it needs it: its help text is there at once
+# importing the model takes seconds; the command does it only where it needs the model
 if "relpos.cli" not in sys.modules:
     import relpos.translation.model  # noqa: F401

@@ -1,4 +1,4 @@
-"""Checks of what the translation model is called with, in combination."""
+"""Checks of the arguments of a call of the translation model, in combination."""
 
 import difflib
 from collections.abc import Mapping

@@ -103,7 +103,7 @@ class RelposAttention(nn.Module):
                 **limits,
             )
         if weights is not None and weights.shape[-1] < room:
-            # as under torch.compile
+            # zeros for the unused places of a static cache, as under torch.compile
             weights = F.pad(weights, (0, room - weights.shape[-1]))
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
@@ -136,9 +136,9 @@ class RelposAttention(nn.Module):
 def _filled(
     key: Tensor, value: Tensor, start: int | Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """The keys that exist, and positions: a static cache returns its whole capacity.
+    """Keys and values without the unused places of a static cache, and the limits of the call.
 
-    Under torch.compile they keep their shape, so that one graph serves all positions.
+    Under torch.compile keys keep their shape, so that one graph serves all positions.
     """
     if isinstance(start, Tensor):
         batch = key.shape[0]

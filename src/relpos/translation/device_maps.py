@@ -8,9 +8,9 @@ from torch import nn
 def for_accelerate(device_map: dict[str, Any], model: nn.Module, *, shared: dict[str, str]) -> dict[str, Any]:
     """The device map as accelerate can follow it.
 
-    accelerate cannot load a weight of several names that is on disk by one of them and in memory by another,
-    so it is in memory by all; nor a part in memory that holds one on disk, so a part that holds others is
-    split into its own parts.
+    accelerate cannot load a shared weight if one of its modules is on disk and another in memory: all of them
+    are then put in memory. Nor can it load a part in memory that contains a part on disk: the outer part is
+    then replaced by its children.
 
     Args:
         device_map: the device of each part, by the part's name; "disk" for weights that stay in files.

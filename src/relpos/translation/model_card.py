@@ -13,13 +13,13 @@ _TEXT = """---
 # Translation from {source} to {target}
 
 Trained with relpos: an encoder-decoder {positions}.
-Layers: {encoder} and {decoder}, of width {width}. `recipe.yaml` has every setting.
+{encoder} encoder and {decoder} decoder layers, d_model = {width}. `recipe.yaml` has every setting.
 
 ```sh
 relpos translate FOLDER < source.txt
 ```
 
-In transformers, `import relpos.translation` makes the Auto classes know the model; this folder holds no code:
+In transformers `import relpos.translation` registers the model with the Auto classes. The folder has no code:
 
 ```python
 import relpos.translation

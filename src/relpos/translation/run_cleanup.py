@@ -11,7 +11,7 @@ from relpos.translation.checkpoints import is_sealed, is_sealed_by_user, sealed_
 
 # the folder of tables in a run's cache
 TABLES = "relpos-tables"
-# marks a checkpoint that is being saved; a folder with neither this file nor a seal is not relpos's
+# marks a checkpoint that is being saved or removed; a folder without this file and a seal is not relpos's
 SAVING = ".relpos-saving"
 
 _TOKENIZER = r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
@@ -19,7 +19,7 @@ _TOKENIZER = r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|a
 _CHECKPOINT = re.compile(
     rf"{_TOKENIZER}|config\.json|generation_config\.json|model(-[0-9]{{5}}-of-[0-9]{{5}})?\.safetensors"
     r"|model\.safetensors\.index\.json|training_args\.bin|trainer_state\.json|optimizer\.(pt|bin)"
-    rf"|scheduler\.pt|scaler\.pt|rng_state(_[0-9]+)?\.pth|finished|seal\.json|{re.escape(SAVING)}"
+    r"|scheduler\.pt|scaler\.pt|rng_state(_[0-9]+)?\.pth|finished|seal\.json"
 )
 # files that `datasets` and relpos write into a folder of tables
 _TABLE = re.compile(r".*\.arrow|.*\.lock|dataset_info\.json|tables\.json")
@@ -30,8 +30,10 @@ def remove_checkpoint(folder: Path) -> None:
     """Remove the files of a checkpoint, complete or not; links are not followed. Raises: OSError."""
     if folder.is_symlink():
         return
-    names = sealed_names(folder)
-    # the seal first, so that a kill leaves a folder that counts as incomplete
+    names = sealed_names(folder) - {SAVING}
+    # marked before the seal goes and until all else is gone: after a kill the rest still counts as relpos's
+    if is_sealed(folder) and not (folder / SAVING).is_symlink():
+        (folder / SAVING).touch()
     (folder / "seal.json").unlink(missing_ok=True)
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -40,12 +42,13 @@ def remove_checkpoint(folder: Path) -> None:
             (folder / inner).rmdir()
     remove_drafts(folder, ("seal.json",))
     _remove(folder, _CHECKPOINT)
+    _remove(folder, re.compile(re.escape(SAVING)))
 
 
 def remove_links(folder: Path) -> None:
     """Remove links with names that saving writes, so that saving does not write to their targets."""
     for path in folder.glob("*"):
-        if path.is_symlink() and _CHECKPOINT.fullmatch(path.name):
+        if path.is_symlink() and (path.name == SAVING or _CHECKPOINT.fullmatch(path.name)):
             path.unlink()
 
 

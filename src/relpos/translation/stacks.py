@@ -83,7 +83,7 @@ class RelposEncoder(_Stack):
         Raises:
             ValueError: both inputs or none are given; a mask has a wrong size. TypeError: unknown argument.
         """
-        # generate hands on those that a Trainer gave it, which have no effect
+        # a Trainer gives them to generate, which passes them on; they have no effect here
         kwargs.pop("labels", None)
         refuse_unknown(kwargs)
         check_one_input("input_ids", input_ids, "inputs_embeds", inputs_embeds)
