@@ -225,9 +225,16 @@ def test_variants_of_the_translator_with_the_same_positions_compute_the_same(mod
     options = step.make_options().parse_args([*MODEL.split(), *(f"--{name}=0" for name in names)])
     losses: dict[str, list[float]] = {}
     for variant in list(step.VARIANTS.values())[:-1]:
-        model = step.make_model(variant.positions, options).model
-        with step.attending_by(variant.attention):
+        model, calls = step.make_model(variant.positions, options).model, []
+
+        def counted(*given: Any, attention: Any = variant.attention, calls: list = calls, **more: Any) -> Any:
+            calls.append(given)
+            return attention(*given, **more)
+
+        with step.attending_by(counted):
             loss = model(**step.make_batch(48, 5, 8, 60)).loss.item()
+        # one of the encoder, two of the decoder
+        assert len(calls) == 3
         losses.setdefault(variant.positions, []).append(loss)
     assert all(values == pytest.approx([values[0]] * len(values), rel=1e-5) for values in losses.values())
 

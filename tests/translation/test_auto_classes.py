@@ -58,8 +58,20 @@ def test_one_import_makes_every_auto_class_know_the_model(folder, is_first) -> N
 
 
 def test_the_commands_help_imports_no_transformers() -> None:
-    code = "import relpos.cli, sys; print('transformers' in sys.modules)"
-    assert in_new_process(code).strip() == "False"
+    code = """
+import runpy, sys
+sys.argv = ["relpos", "--help"]
+try:
+    runpy.run_module("relpos", run_name="__main__")
+except SystemExit as end:
+    print("\\n", end.code, "transformers" in sys.modules)
+"""
+    assert in_new_process(code).splitlines()[-1].strip() == "0 False"
+
+
+def test_the_import_registers_the_model_also_where_the_command_was_imported_before() -> None:
+    code = "import relpos.cli, relpos.translation; from transformers import AutoConfig"
+    assert in_new_process(f"{code}; print(AutoConfig.for_model('relpos').model_type)").strip() == "relpos"
 
 
 def test_a_saved_folder_holds_no_code(folder) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +159,25 @@ def test_average_of_checkpoints_is_kept_only_if_it_is_no_worse(
         best = (single.index(min(single)) + 1) * 4
         expected = load_file(run / "checkpoints" / f"checkpoint-{best}" / "model.safetensors")
     assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], expected[name]) for name in saved)
+
+
+def test_a_kill_before_checkpoints_are_averaged_leaves_no_other_model(
+    small_recipe, tmp_path, monkeypatch
+) -> None:
+    run, recipe = tmp_path / "run", small_recipe(updates=6, average=2, best="loss")
+
+    def killed(folders: list[Path]) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("relpos.translation.training.average_weights", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, run)
+    assert not (run / "model").exists()
+    train(recipe, run, resume=True)
+    expected = average_weights(sealed_checkpoints(run / "checkpoints")[-2:])
+    saved = load_file(run / "model" / "model.safetensors")
     assert all(torch.equal(saved[name], expected[name]) for name in saved)
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.decompose import Parts, by_distance, decompose
-from relpos.nn import AttentionCache, RelativeMultiheadAttention
-from relpos.nn._core import AttentionCore
+from relpos.nn import AttentionCache, AttentionCore, RelativeMultiheadAttention
 from relpos.nn._masks import merge_masks
 from relpos.nn._nested_tensors import padded
 
@@ -61,8 +60,8 @@ def observe(model: nn.Module, run: Callable[[], object]) -> list[Observation]:
     """Observe every layer with relative positions while `run()` calls the model.
 
     Args:
-        model: a module with `relpos.nn.RelativeMultiheadAttention` inside, or the translator's model; layers
-            without tables are skipped.
+        model: a module with `relpos.nn.RelativeMultiheadAttention` or `AttentionCore` inside, as the
+            translator's model has; layers without tables are skipped.
         run: calls the model once or more; its result is ignored. Observations exclude dropout, so put the
             model in eval mode to observe the weights that it uses.
     Returns:

@@ -1,5 +1,7 @@
 """Attention between heads, as a module without parameters: hooks see what each call attends with."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from relpos._functional import attention_with_weights, relative_attention
@@ -33,31 +35,14 @@ class AttentionCore(nn.Module):
             [batch, heads, query, d_v], and the weights before dropout, [batch, heads, query, key], if they
             are needed: the backend "dense" computes them.
         """
+        limits: dict[str, Any] = {
+            "max_distance": max_distance,
+            "query_start": query_start,
+            "attn_mask": attn_mask,
+            "key_lengths": key_lengths,
+            "is_causal": is_causal,
+            "dropout_p": dropout_p,
+        }
         if need_weights:
-            return attention_with_weights(
-                query,
-                key,
-                value,
-                rel_k,
-                rel_v,
-                max_distance=max_distance,
-                query_start=query_start,
-                attn_mask=attn_mask,
-                key_lengths=key_lengths,
-                is_causal=is_causal,
-                dropout_p=dropout_p,
-            )
-        out = relative_attention(
-            query,
-            key,
-            value,
-            rel_k,
-            rel_v,
-            max_distance=max_distance,
-            query_start=query_start,
-            attn_mask=attn_mask,
-            key_lengths=key_lengths,
-            is_causal=is_causal,
-            dropout_p=dropout_p,
-        )
-        return out, None
+            return attention_with_weights(query, key, value, rel_k, rel_v, **limits)
+        return relative_attention(query, key, value, rel_k, rel_v, **limits), None

@@ -46,7 +46,7 @@ class RelposEncoderLayer(_Layer):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *, output_attentions: bool = False
     ) -> Tensor:
-        """Transform [batch, source, d_model]; `attention_mask` as `attention.key_mask` returns it."""
+        """Transform [batch, source, d_model]; `attention_mask` as `key_masks.key_mask` returns it."""
         norm = self.self_attn_layer_norm
         y, _ = self.self_attn(
             self._before(hidden_states, norm),
@@ -79,7 +79,7 @@ class RelposDecoderLayer(_Layer):
         is_causal: bool = True,
         output_attentions: bool = False,
     ) -> Tensor:
-        """Transform the next chunk [batch, chunk, d_model]; masks as `attention.key_mask` returns them.
+        """Transform the next chunk [batch, chunk, d_model]; masks as `key_masks.key_mask` returns them.
 
         Without `encoder_hidden_states` the attention to the source is left out. `query_start` and `is_causal`
         are those of self-attention.

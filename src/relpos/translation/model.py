@@ -17,8 +17,9 @@ from transformers.utils.generic import can_return_tuple
 from typing_extensions import Unpack
 
 from relpos.translation.arguments import check_labels, check_one_input, refuse_unknown
-from relpos.translation.attention import cached_length, check_key_mask, seen_by_any
+from relpos.translation.attention import cached_length
 from relpos.translation.config import RelposConfig
+from relpos.translation.key_masks import check_key_mask, seen_by_any
 from relpos.translation.old_formats import convert_weights, is_first_format
 from relpos.translation.pretrained import RelposPreTrainedModel
 from relpos.translation.stacks import RelposDecoder, RelposEncoder
@@ -87,8 +88,8 @@ class RelposModel(RelposPreTrainedModel):
         asked = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
         asked = {name: value for name, value in asked.items() if value is not None} | {"return_dict": True}
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-        names = ("decoder_input_ids", "decoder_inputs_embeds")
-        check_one_input(names[0], decoder_input_ids, names[1], decoder_inputs_embeds)
+        given = ("decoder_input_ids", decoder_input_ids, "decoder_inputs_embeds", decoder_inputs_embeds)
+        check_one_input(*given)
         if encoder_outputs is None:
             encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **asked)
         elif input_ids is not None or inputs_embeds is not None:

@@ -10,8 +10,9 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from relpos.translation.arguments import check_one_input, refuse_unknown, resolve_use_cache
-from relpos.translation.attention import RelposAttention, cached_length, check_key_mask, key_mask
+from relpos.translation.attention import RelposAttention, cached_length
 from relpos.translation.config import RelposConfig
+from relpos.translation.key_masks import check_key_mask, key_mask
 from relpos.translation.layers import RelposDecoderLayer, RelposEncoderLayer
 from relpos.translation.positions import add_positions, position_ids
 from relpos.translation.pretrained import RelposPreTrainedModel

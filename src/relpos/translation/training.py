@@ -219,34 +219,41 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def _finish(trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[[str], None]) -> Path:
-    """Choose the best weights and save them as the model of the run."""
+    """Choose the best weights and save them as the model of the run, once: a kill leaves no other choice."""
     best = _best_checkpoint(trainer, run)
+    averaged = _better_average(trainer, recipe, run, report)
+
+    def write(draft: Path) -> None:
+        _write_model(trainer, recipe, best, draft)
+        if averaged is not None:
+            write_weights(averaged, draft)
+
     folder = run / "model"
     if trainer.is_world_process_zero():
-        save_sealed(folder, lambda draft: _write_model(trainer, recipe, best, draft))
+        save_sealed(folder, write)
     trainer.accelerator.wait_for_everyone()
-    recent = sealed_checkpoints(run / "checkpoints")[-recipe.training.average :]
-    if recipe.training.average > 1 and len(recent) > 1:
-        averaged = average_weights(recent)
-        _load(averaged, trainer.model)
-        metrics = trainer.evaluate()
-        averaged_value, single = metrics[f"eval_{recipe.training.best}"], trainer.state.best_metric
-        sign = -1 if recipe.training.best == "loss" else 1
-        is_better = single is None or sign * averaged_value >= sign * single
-        report(
-            f"{recipe.training.best} of the average of {len(recent)} checkpoints {averaged_value:.3f}, "
-            f"of the best single one {math.nan if single is None else single:.3f}; kept: "
-            + ("the average" if is_better else "the single one")
-        )
-        if is_better and trainer.is_world_process_zero():
-
-            def write(draft: Path) -> None:
-                _write_model(trainer, recipe, best, draft)
-                write_weights(averaged, draft)
-
-            save_sealed(folder, write)
-        trainer.accelerator.wait_for_everyone()
     return folder
+
+
+def _better_average(
+    trainer: RelposTrainer, recipe: Recipe, run: Path, report: Callable[[str], None]
+) -> dict[str, torch.Tensor] | None:
+    """The average of the newest checkpoints, if the recipe asks for it and it is better than the best one."""
+    recent = sealed_checkpoints(run / "checkpoints")[-recipe.training.average :]
+    if recipe.training.average == 1 or len(recent) == 1:
+        return None
+    averaged = average_weights(recent)
+    _load(averaged, trainer.model)
+    metrics = trainer.evaluate()
+    value, single = metrics[f"eval_{recipe.training.best}"], trainer.state.best_metric
+    sign = -1 if recipe.training.best == "loss" else 1
+    is_better = single is None or sign * value >= sign * single
+    report(
+        f"{recipe.training.best} of the average of {len(recent)} checkpoints {value:.3f}, "
+        f"of the best single one {math.nan if single is None else single:.3f}; kept: "
+        + ("the average" if is_better else "the single one")
+    )
+    return averaged if is_better else None
 
 
 def _load(weights: dict[str, torch.Tensor], model: RelposForConditionalGeneration) -> None:
