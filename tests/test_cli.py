@@ -339,7 +339,7 @@ def test_experiment_compares_variants_and_writes_a_report(relpos, tmp_path) -> N
 
 def test_version_help_and_doctor_are_quick_and_on_standard_output() -> None:
     code = (
-        "import sys; from relpos.cli import run; "
+        "import sys, _relpos_command; from relpos.cli import run; "
         "assert not any(map(run, (['--version'], ['--help'], ['train', '--help'], ['doctor']))); "
         "assert not {'transformers', 'datasets', 'matplotlib'} & set(sys.modules)"
     )

@@ -67,7 +67,12 @@ def observed(folder: Path) -> dict[str, dict[str, Any]]:
     """What the plugin writes about TESTS, by the test's name."""
     (folder / "rule.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nenable_assertion_pass_hook = true\n")
-    environment = {**os.environ, "PYTHONPATH": str(PEERS), "PEERS_OUT": str(folder / "out")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PEERS),
+        "PEERS_OUT": str(folder / "out"),
+        "PYTEST_ADDOPTS": "",
+    }
     options = ["--noconftest", "-p", "observing", "-p", "no:cacheprovider", "-c", "pytest.ini", "rule.py"]
     command = [sys.executable, "-m", "pytest", *options]
     done = subprocess.run(

@@ -135,6 +135,8 @@ def run(suite: Suite, side: str) -> Records:
         "PEERS_OUT": str(out),
         "PYTHONPATH": os.pathsep.join([str(suite.path), str(HERE), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
+        # options of our own tests are not theirs
+        "PYTEST_ADDOPTS": "",
         "HF_HUB_OFFLINE": "1",
     }
     plugins = [part for name in ("observing", *suite.plugins) for part in ("-p", name)]

@@ -231,6 +231,18 @@ def test_the_model_without_its_output_layer_is_the_base_of_the_whole() -> None:
     close(made.lm_head(out.last_hidden_state), made(SOURCE, MASK, TARGET).logits)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_a_trace_of_the_model_serves_other_words() -> None:
+    made = model().requires_grad_(False)
+
+    def scores(source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        return made(source, mask, target, use_cache=False).logits
+
+    traced = torch.jit.trace(scores, (SOURCE, MASK, TARGET), check_trace=False)
+    others = (tokens(2, 5, seed=7), MASK.flip(0), tokens(2, 4, seed=8))
+    close(traced(*others), scores(*others))
+
+
 ONE = {"input_ids": SOURCE, "decoder_input_ids": TARGET}
 EMBEDS = torch.zeros(2, 5, 16, dtype=torch.float64)
 REFUSED = {

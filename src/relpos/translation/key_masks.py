@@ -29,8 +29,9 @@ def check_key_mask(
         )
     length = mask.shape[-1]
     is_wrong = num_keys is not None and (length != num_keys if is_source else length < num_keys)
-    is_wrong |= mask.dim() == 4 and mask.shape[2] not in (1, num_queries)
-    if mask.shape[0] not in (1, batch) or is_wrong:
+    # "or" and not "|", since torch.jit.trace has sizes as tensors
+    is_wrong = is_wrong or (mask.dim() == 4 and mask.shape[2] not in (1, num_queries))
+    if is_wrong or mask.shape[0] not in (1, batch):
         wanted = f"[batch, key] = [{batch}, {keys}]"
         if mask.dim() == 4:
             wanted = f"[batch, heads, query, key] = [{batch}, ..., {num_queries}, {keys}]"
