@@ -307,6 +307,12 @@ def test_wrong_combinations_are_refused_with_the_arguments_name(case) -> None:
         model()(**given)
 
 
+def test_ids_and_labels_of_32_bits_are_taken() -> None:
+    made = model()
+    true = made(SOURCE, MASK, labels=TARGET).loss
+    assert torch.equal(made(SOURCE.int(), MASK.int(), labels=TARGET.int()).loss, true)
+
+
 def test_labels_that_are_no_integers_are_refused() -> None:
     with pytest.raises(TypeError, match=r"labels must be a tensor of int64; got torch.float32"):
         model()(SOURCE, labels=TARGET.float())

@@ -307,7 +307,7 @@ class RelposForConditionalGeneration(RelposPreTrainedModel, GenerationMixin):
     def _loss(self, logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = F.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", label_smoothing=smoothing
+            logits.flatten(0, 1).float(), labels.flatten().long(), reduction="sum", label_smoothing=smoothing
         )
         count = (labels != -100).sum().clamp(min=1) if num_items is None else num_items
         return total / count
